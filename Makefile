@@ -1,0 +1,44 @@
+# Every target makes its own environment first: a fresh clone needs `make demo` or `make test`, no more.
+#   PYTHON=python3.13 make test    with another Python (3.11 to 3.13)
+#   PYTEST_ARGS="-k donation"      more arguments for pytest
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-all fuzz lint clean
+
+help:
+	@echo "make demo       decompose the TMS 5-2 toy into runs/tms_5-2"
+	@echo "make test       the tests, without the slow ones"
+	@echo "make test-all   every test"
+	@echo "make fuzz       the property tests, with thousands of examples"
+	@echo "make lint       ruff and basedpyright"
+	@echo "make clean      remove the environments and the caches (runs/ stays)"
+
+venv:
+	@scripts/make-venv $(VENV) "$(PYTHON)"
+
+demo: venv
+	@$(BIN)/pd-eqx train examples/tms_5-2.yaml --run-dir runs/tms_5-2
+
+test: venv
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-all: venv
+	$(PYTEST) $(PYTEST_ARGS)
+
+fuzz: venv
+	HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m hypothesis --timeout 0 $(PYTEST_ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+clean:
+	rm -rf .venv .venv-* build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +

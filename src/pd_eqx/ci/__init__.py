@@ -1,0 +1,1 @@
+"""Causal-importance functions, which predict from clean activations which components matter."""

@@ -1,0 +1,52 @@
+"""Sites: the weight matrices of a target that can be decomposed, and how a person names them.
+
+A site is known by its name and its shape alone; it holds no array. Names are chosen by glob patterns,
+and a pattern that matches nothing is an error, because a misspelt site would otherwise be left whole
+and the run would look better than it is.
+"""
+
+import dataclasses
+import difflib
+import fnmatch
+from collections.abc import Mapping, Sequence
+
+
+class UnknownSiteError(ValueError):
+    """A pattern names no site of the target."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One decomposable weight matrix `W [d_in, d_out]`, applied as `x @ W`."""
+
+    name: str
+    d_in: int
+    d_out: int
+
+
+def select_sites(sites: Sequence[Site], patterns: Mapping[str, int]) -> dict[str, int]:
+    """The number of components of each chosen site.
+
+    **Arguments:**
+
+    - `sites`: the target's sites, in its own order.
+    - `patterns`: number of components `C` by glob pattern (`layers.*.mlp_in`). Where several patterns
+      match a site, the last one counts.
+
+    **Returns:** `C` by site name, in the target's order; sites that no pattern names are left out.
+
+    **Errors:** `UnknownSiteError` for a pattern that matches nothing, naming the nearest site;
+    `ValueError` for a `C` below one.
+    """
+    chosen: dict[str, int] = {}
+    names = [site.name for site in sites]
+    for pattern, count in patterns.items():
+        if count < 1:
+            raise ValueError(f"site pattern {pattern!r} asks for {count} components; ask for 1 or more")
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            nearest = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
+            hint = f"; the nearest site is {nearest[0]!r}" if nearest else "; the target has no sites"
+            raise UnknownSiteError(f"site pattern {pattern!r} matches no site of the target{hint}")
+        chosen.update(dict.fromkeys(matching, count))
+    return {name: chosen[name] for name in names if name in chosen}
