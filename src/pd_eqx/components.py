@@ -55,7 +55,9 @@ def init_components(
     shapes = {site.name: site for site in sites}
     unknown = sorted(set(counts) - set(shapes))
     if unknown:
-        raise ValueError(f"components asked for {unknown}, but the target's sites are {list(shapes)}")
+        raise ValueError(
+            f"components asked for {unknown}, but the target's sites are {list(shapes)}"
+        )
     V: dict[str, Array] = {}
     U: dict[str, Array] = {}
     for index, name in enumerate(sorted(counts)):

@@ -59,7 +59,9 @@ def recording(
 
     def record(site: str, x: Array, weight: Array) -> Array:
         if site in site_inputs:
-            raise ValueError(f"the target calls site {site!r} twice in one forward; give each call a name")
+            raise ValueError(
+                f"the target calls site {site!r} twice in one forward; give each call a name"
+            )
         site_inputs[site] = x
         site_outputs[site] = linear(site, x, weight)
         return site_outputs[site]

@@ -8,7 +8,7 @@ which sites are masked at which position is a `Routing`.
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import equinox as eqx
 import jax
@@ -67,11 +67,72 @@ def interpolate(
     return masks
 
 
+class MaskSource(abc.ABC):
+    """Where the sources of a reconstruction term come from."""
+
+    @abc.abstractmethod
+    def draw(
+        self,
+        key: PRNGKeyArray,
+        importances: Mapping[str, Float[Array, "..."]],
+        loss: Callable[[Mapping[str, SiteSource]], Float[Array, ""]],
+    ) -> dict[str, SiteSource]:
+        """Sources for each site.
+
+        **Arguments:**
+
+        - `importances`: lower-squashed, `[*lead, C]` by site; their shapes are the masks'.
+        - `loss`: the term's loss as a function of the sources, for those that climb it.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class StochasticSource(MaskSource):
+    """Uniform draws in [0, 1), independent at each position; the delta's too, if there is a delta channel."""
+
+    delta: bool = True
+
+    def draw(
+        self,
+        key: PRNGKeyArray,
+        importances: Mapping[str, Float[Array, "..."]],
+        loss: Callable[[Mapping[str, SiteSource]], Float[Array, ""]],
+    ) -> dict[str, SiteSource]:
+        """See `MaskSource.draw`."""
+        sources: dict[str, SiteSource] = {}
+        for index, (site, ci) in enumerate(importances.items()):
+            key_c, key_d = jax.random.split(jax.random.fold_in(key, index))
+            delta = jax.random.uniform(key_d, ci.shape[:-1], ci.dtype) if self.delta else None
+            sources[site] = SiteSource(jax.random.uniform(key_c, ci.shape, ci.dtype), delta)
+        return sources
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantSource(MaskSource):
+    """One value everywhere, without the delta: 0 gives masks equal to the importances, 1 leaves all unmasked."""
+
+    constant: float
+
+    def draw(
+        self,
+        key: PRNGKeyArray,
+        importances: Mapping[str, Float[Array, "..."]],
+        loss: Callable[[Mapping[str, SiteSource]], Float[Array, ""]],
+    ) -> dict[str, SiteSource]:
+        """See `MaskSource.draw`."""
+        return {
+            site: SiteSource(jnp.full((), self.constant, ci.dtype))
+            for site, ci in importances.items()
+        }
+
+
 class Routing(abc.ABC):
     """Which sites are masked, where, in each forward pass of a term."""
 
     @abc.abstractmethod
-    def passes(self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]) -> list[Routes]:
+    def passes(
+        self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]
+    ) -> list[Routes]:
         """The passes of one evaluation; their distances are averaged.
 
         **Arguments:**
@@ -86,7 +147,9 @@ class Routing(abc.ABC):
 class AllSites(Routing):
     """Every site at every position, in one pass."""
 
-    def passes(self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]) -> list[Routes]:
+    def passes(
+        self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]
+    ) -> list[Routes]:
         """See `Routing.passes`."""
         return [dict.fromkeys(sites)]
 
@@ -95,7 +158,9 @@ class AllSites(Routing):
 class OneSiteAtATime(Routing):
     """As many passes as sites, each with one site masked: the layerwise terms."""
 
-    def passes(self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]) -> list[Routes]:
+    def passes(
+        self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]
+    ) -> list[Routes]:
         """See `Routing.passes`."""
         return [{site: None} for site in sites]
 
@@ -104,7 +169,9 @@ class OneSiteAtATime(Routing):
 class UniformSubset(Routing):
     """At each position `k` sites, `k` uniform in 1 … n, chosen uniformly: the ranks of uniform noise below `k`."""
 
-    def passes(self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]) -> list[Routes]:
+    def passes(
+        self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]
+    ) -> list[Routes]:
         """See `Routing.passes`."""
         key_k, key_noise = jax.random.split(key)
         k = jax.random.randint(key_k, lead, 1, len(sites) + 1)
@@ -124,7 +191,9 @@ class StaticProbability(Routing):
 
     probability: float
 
-    def passes(self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]) -> list[Routes]:
+    def passes(
+        self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]
+    ) -> list[Routes]:
         """See `Routing.passes`."""
         return [
             {

@@ -42,11 +42,15 @@ def select_sites(sites: Sequence[Site], patterns: Mapping[str, int]) -> dict[str
     names = [site.name for site in sites]
     for pattern, count in patterns.items():
         if count < 1:
-            raise ValueError(f"site pattern {pattern!r} asks for {count} components; ask for 1 or more")
+            raise ValueError(
+                f"site pattern {pattern!r} asks for {count} components; ask for 1 or more"
+            )
         matching = fnmatch.filter(names, pattern)
         if not matching:
             nearest = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
-            hint = f"; the nearest site is {nearest[0]!r}" if nearest else "; the target has no sites"
+            hint = (
+                f"; the nearest site is {nearest[0]!r}" if nearest else "; the target has no sites"
+            )
             raise UnknownSiteError(f"site pattern {pattern!r} matches no site of the target{hint}")
         chosen.update(dict.fromkeys(matching, count))
     return {name: chosen[name] for name in names if name in chosen}

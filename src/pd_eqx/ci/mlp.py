@@ -114,7 +114,8 @@ class LayerwiseCI(CIFunction):
     ) -> dict[str, Float[Array, "..."]]:
         """See `CIFunction.logits`."""
         return {
-            site: fn.logits(site_inputs[site], components.V[site]) for site, fn in self.sites.items()
+            site: fn.logits(site_inputs[site], components.V[site])
+            for site, fn in self.sites.items()
         }
 
 
@@ -139,7 +140,9 @@ def init_component_mlps(
     )
 
 
-def init_vector_mlps(key: PRNGKeyArray, components: Components, hidden: Sequence[int]) -> LayerwiseCI:
+def init_vector_mlps(
+    key: PRNGKeyArray, components: Components, hidden: Sequence[int]
+) -> LayerwiseCI:
     """A `VectorMLP` of the given hidden widths for each site."""
     return LayerwiseCI(
         {
@@ -149,7 +152,9 @@ def init_vector_mlps(key: PRNGKeyArray, components: Components, hidden: Sequence
     )
 
 
-def init_shared_mlps(key: PRNGKeyArray, components: Components, hidden: Sequence[int]) -> LayerwiseCI:
+def init_shared_mlps(
+    key: PRNGKeyArray, components: Components, hidden: Sequence[int]
+) -> LayerwiseCI:
     """A `SharedMLP` of the given hidden widths for each site."""
     return LayerwiseCI(
         {

@@ -1,0 +1,1 @@
+"""Batches, each a pure function of a key and a step."""

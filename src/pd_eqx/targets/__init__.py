@@ -1,0 +1,1 @@
+"""Targets: the frozen networks that are taken apart."""
