@@ -63,7 +63,8 @@ def interpolate(
     for site, route in routes.items():
         ci, source = importances[site], sources[site]
         component = ci + (1.0 - ci) * source.component.astype(ci.dtype)
-        masks[site] = SiteMask(component, source.delta, route)
+        delta = None if source.delta is None else source.delta.astype(ci.dtype)
+        masks[site] = SiteMask(component, delta, route)
     return masks
 
 
@@ -82,7 +83,8 @@ class MaskSource(abc.ABC):
         **Arguments:**
 
         - `importances`: lower-squashed, `[*lead, C]` by site; their shapes are the masks'.
-        - `loss`: the term's loss as a function of the sources, for those that climb it.
+        - `loss`: the term's loss as a function of the sources alone, for those that climb it: components and
+          importances are held fixed in it, and so are the routes.
         """
 
 

@@ -112,23 +112,27 @@ class Reconstruction(Term):
 
     name: str
     distance: Distance
-    source: MaskSource = StochasticSource()
-    routing: Routing = AllSites()
+    source: MaskSource = dataclasses.field(default_factory=StochasticSource)
+    routing: Routing = dataclasses.field(default_factory=AllSites)
     coefficient: float = 1.0
     samples: int = 1
 
     def value(self, context: Context, key: PRNGKeyArray) -> Float[Array, ""]:
         """See `Term.value`."""
         importances = context.importances.lower
+        detached = jax.lax.stop_gradient(context)
         total = jnp.zeros(())
         for sample in range(self.samples):
             key_route, key_source = jax.random.split(jax.random.fold_in(key, sample))
             passes = self.routing.passes(key_route, tuple(importances), context.lead)
 
-            def loss(sources: Mapping[str, SiteSource], passes: list[Routes] = passes) -> Array:
-                return context.masked_distance(self.distance, sources, passes)
+            def climbed(
+                sources: Mapping[str, SiteSource], passes: list[Routes] = passes
+            ) -> Float[Array, ""]:
+                return detached.masked_distance(self.distance, sources, passes)
 
-            total = total + loss(self.source.draw(key_source, importances, loss))
+            sources = self.source.draw(key_source, importances, climbed)
+            total = total + context.masked_distance(self.distance, sources, passes)
         return total / self.samples
 
 
