@@ -1,14 +1,36 @@
-"""Toy models of superposition: sparse features squeezed through a narrow hidden layer.
+"""Toy models of superposition: sparse features squeezed through a narrow hidden layer, and how they are trained.
+
+A decomposition can only be judged against a target that is known to be good. A trained toy may have dropped a
+feature, or have crowded two into one direction, and a decomposition of it would then fail its own checks for
+no fault of its own. So training ends in a check, tries again from the next key where the check fails, and
+refuses with the reason when no attempt was good.
 
 Source: Elhage et al. 2022; Bushnaq et al. 2025 (arXiv 2506.20790); golden numbers `10_targets_data`.
 """
 
-import jax
-from jaxtyping import Array, Float
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from pd_eqx.data.sparse_features import SparseFeatures
 from pd_eqx.linear import LinearMap, frozen
+from pd_eqx.optimizers import AdamW
+from pd_eqx.schedule import decaying
 from pd_eqx.sites import Site
 from pd_eqx.targets.base import Target
+
+NORM_RANGE = (0.9, 1.3)
+ANGLE_TOLERANCE = 3.0  # degrees
+
+
+class BadTargetError(ValueError):
+    """A trained target does not represent its features as a decomposition of it would be judged by."""
 
 
 class TMS(Target):
@@ -38,3 +60,178 @@ class TMS(Target):
         for site, weight in self.weights().items():
             x = linear(site, x, weight)
         return jax.nn.relu(x + self.bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class TMSTraining:
+    """How a TMS is trained: tied (`W2 = W1ᵀ`), to return the features it is given.
+
+    - `n_features`, `n_hidden`: its shape; `n_hidden_layers`: fixed identity layers between.
+    - `probability`: of each feature to be non-zero.
+    - `importance`: feature `i` weighs `importance^i` in the squared error.
+    - `batch_size`, `steps`, `learning_rate`: of AdamW, cosine to 0; without weight decay.
+    - `attempts`: how many keys may be tried until a target is good.
+    - `updates_per_dispatch`: bound on the updates between two looks at the outside world.
+
+    **Errors:** `ValueError` for a size below one or an importance outside (0, 1].
+    """
+
+    n_features: int
+    n_hidden: int
+    n_hidden_layers: int = 0
+    probability: float = 0.05
+    importance: float = 1.0
+    batch_size: int = 2048
+    steps: int = 2000
+    learning_rate: float = 1e-2
+    attempts: int = 8
+    updates_per_dispatch: int = 500
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be trained."""
+        for name in ("n_features", "n_hidden", "steps", "attempts", "updates_per_dispatch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.n_hidden_layers < 0:
+            raise ValueError(f"n_hidden_layers is {self.n_hidden_layers}; it must be 0 or more")
+        if not 0.0 < self.importance <= 1.0:
+            raise ValueError(f"importance is {self.importance}; it must be above 0 and at most 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class TMSProgress:
+    """Where the training of a target stands between two dispatches.
+
+    - `attempt`: from 0; `step`: updates done in it, of `steps`; `loss`: of the last one.
+    """
+
+    attempt: int
+    step: int
+    steps: int
+    loss: float
+
+
+def feature_importances(n_features: int, importance: float) -> Float[Array, " n_features"]:
+    """The weight of each feature in the target's loss, `importance^i`.
+
+    Source: golden numbers `10_targets_data`, `importances_0.9`.
+    """
+    return importance ** jnp.arange(n_features, dtype=jnp.result_type(float))
+
+
+def train_tms(
+    key: PRNGKeyArray,
+    training: TMSTraining,
+    watch: Callable[[TMSProgress], None] = lambda progress: None,
+) -> TMS:
+    """A trained and checked TMS; the same key and settings give the same bits.
+
+    Attempt `a` draws from `fold_in(key, a)`, and the first whose target is good is returned.
+
+    **Arguments:**
+
+    - `key`: a PRNG key.
+    - `training`: shape and settings.
+    - `watch`: called between dispatches, at most `updates_per_dispatch` updates apart. An exception that it
+      raises stops the training: this is how a signal gets through.
+
+    **Errors:** `BadTargetError` if no attempt gave a good target; the last attempt's reasons are in it.
+    """
+    optimizer = AdamW(decaying(training.learning_rate))
+    batches = SparseFeatures(training.batch_size, training.n_features, training.probability)
+    importances = feature_importances(training.n_features, training.importance)
+
+    def loss(tied: _Tied, inputs: Array) -> Array:
+        outputs = jax.nn.relu(inputs @ tied[0] @ tied[0].T + tied[1])
+        return jnp.mean(importances * jnp.square(outputs - inputs))
+
+    def train_target(
+        tied: _Tied, opt_state: Any, key: PRNGKeyArray, first: Int[Array, ""], n: Int[Array, ""]
+    ) -> tuple[_Tied, Any, Array]:
+        def once(index: Array, carry: tuple[_Tied, Any, Array]) -> tuple[_Tied, Any, Array]:
+            tied, opt_state, _ = carry
+            step = first + index
+            inputs = batches(jax.random.fold_in(key, step), step)
+            value, grads = jax.value_and_grad(loss)(tied, inputs)
+            tied, opt_state, _ = optimizer.update(grads, opt_state, tied, step, training.steps)
+            return tied, opt_state, value
+
+        start = (tied, opt_state, jnp.zeros((), jnp.result_type(float)))
+        return jax.lax.fori_loop(0, n, once, start)
+
+    dispatch = jax.jit(train_target, donate_argnums=(0, 1))
+    problems: list[str] = []
+    for attempt in range(training.attempts):
+        key_init, key_train = jax.random.split(jax.random.fold_in(key, attempt))
+        shape = (training.n_features, training.n_hidden)
+        tied = (
+            jax.random.normal(key_init, shape) / math.sqrt(training.n_hidden),
+            jnp.zeros(training.n_features),
+        )
+        opt_state, step = optimizer.init(tied), 0
+        while step < training.steps:
+            n = min(training.updates_per_dispatch, training.steps - step)
+            tied, opt_state, value = dispatch(tied, opt_state, key_train, step, n)
+            step += n
+            watch(TMSProgress(attempt, step, training.steps, float(value)))
+        weight, bias = tied
+        target = TMS(
+            linear1=weight,
+            hidden=tuple(jnp.eye(training.n_hidden) for _ in range(training.n_hidden_layers)),
+            linear2=weight.T,
+            bias=bias,
+        )
+        problems = tms_problems(target)
+        if not problems:
+            return target
+    raise BadTargetError(
+        f"no good TMS {training.n_features}-{training.n_hidden} in {training.attempts} attempts; "
+        f"the last one: {'; '.join(problems)}. Train longer (steps), try more keys (attempts), or make "
+        "features rarer (probability) so that they crowd less"
+    )
+
+
+def check_tms(target: TMS) -> None:
+    """Refuses a target whose features are not each represented.
+
+    **Errors:** `BadTargetError`, naming the features, what was found, what was expected and what to do.
+    """
+    problems = tms_problems(target)
+    if problems:
+        raise BadTargetError(
+            f"this TMS is no good target: {'; '.join(problems)}. Train it longer or from another seed"
+        )
+
+
+def tms_problems(target: TMS) -> list[str]:
+    """What makes a target bad, one phrase each; none for a good one.
+
+    Each feature must be a direction in the hidden layer of norm 0.9 to 1.3. Five features in two dimensions
+    must form a regular pentagon, to 3°: the solution known to be the best there.
+    """
+    weight = np.asarray(target.linear1)
+    norms = np.linalg.norm(weight, axis=1)
+    low, high = NORM_RANGE
+    problems: list[str] = []
+    if not np.all(np.isfinite(weight)):
+        return ["linear1 is not finite, so training diverged"]
+    outside = np.flatnonzero((norms < low) | (norms > high))
+    if outside.size:
+        found = ", ".join(f"feature {i} has norm {norms[i]:.3f}" for i in outside)
+        dropped = " (a norm near 0 is a feature that was dropped)" if norms.min() < 0.5 else ""
+        problems.append(f"{found}, expected {low} to {high}{dropped}")
+    if weight.shape == (5, 2) and not problems:
+        angles = np.degrees(np.arctan2(weight[:, 1], weight[:, 0]))
+        order = np.argsort(angles)
+        gaps = np.diff(angles[order], append=angles[order[0]] + 360.0)
+        for place in np.flatnonzero(np.abs(gaps - 72.0) > ANGLE_TOLERANCE):
+            one, other = order[place], order[(place + 1) % 5]
+            problems.append(
+                f"features {one} and {other} are {gaps[place]:.1f}° apart, expected "
+                f"72° ± {ANGLE_TOLERANCE:.0f}° as in a regular pentagon"
+            )
+    return problems
+
+
+# The tied weight `[n_features, n_hidden]` and the bias.
+_Tied = tuple[Float[Array, "n_features n_hidden"], Float[Array, " n_features"]]
