@@ -6,7 +6,7 @@ forward that could fall out of step with the first.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -15,6 +15,7 @@ from pd_eqx.components import Components
 from pd_eqx.masks import SiteMask
 
 
+@runtime_checkable
 class LinearMap(Protocol):
     """What a target calls for each site: `(site name, x [*lead, d_in], W [d_in, d_out]) → [*lead, d_out]`.
 
@@ -24,6 +25,7 @@ class LinearMap(Protocol):
     def __call__(self, site: str, x: Array, weight: Array, /) -> Array: ...
 
 
+@runtime_checkable
 class CallableWithLinear(Protocol):
     """Anything with a forward that takes its linear map as an argument: `(inputs, linear) → outputs`."""
 
