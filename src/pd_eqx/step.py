@@ -7,7 +7,7 @@ would tie the result to where it was resumed.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -26,6 +26,7 @@ from pd_eqx.state import Decomposition, TrainingItem, TrainState
 Metrics = dict[str, Float[Array, ""]]
 
 
+@runtime_checkable
 class Target(Protocol):
     """A frozen network, as a pytree of arrays and static fields; see `pd_eqx.targets.base.Target`."""
 
@@ -34,12 +35,14 @@ class Target(Protocol):
     def __call__(self, inputs: Array, linear: Any = ..., /) -> Array: ...
 
 
+@runtime_checkable
 class BatchSource(Protocol):
     """Batches as a pure function of key and step; a pytree, passed to the step as an argument."""
 
     def __call__(self, key: PRNGKeyArray, step: Int[Array, ""], /) -> Array: ...
 
 
+@runtime_checkable
 class TrainStep(Protocol):
     """`(state, target, batches, key, n_updates) → (state, metrics of the last update)`; donates `state`.
 
