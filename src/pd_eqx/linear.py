@@ -3,13 +3,20 @@
 A target routes every decomposable weight through a function it is given, so that one forward pass
 serves as the clean one, the capturing one and every masked one. There are no hooks, and no second
 forward that could fall out of step with the first.
+
+Any function will do. Those of this module can also be sliced (`SlicedMap`), so that a deep target may run its
+alike layers under one scan; a function that cannot be is called layer by layer instead.
 """
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+import abc
+import dataclasses
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from pd_eqx.components import Components
 from pd_eqx.masks import SiteMask
@@ -22,26 +29,93 @@ class LinearMap(Protocol):
     An integer `x [*lead]` stands for one-hot rows, as at an embedding: the result is then `W[x]`.
     """
 
-    def __call__(self, site: str, x: Array, weight: Array, /) -> Array: ...
+    def __call__(self, site: str, x: Array, weight: Array, /) -> Array:
+        """The site's output, before any bias."""
+        ...
 
 
 @runtime_checkable
 class CallableWithLinear(Protocol):
     """Anything with a forward that takes its linear map as an argument: `(inputs, linear) → outputs`."""
 
-    def __call__(self, inputs: Array, linear: LinearMap = ..., /) -> Array: ...
+    def __call__(self, inputs: Array, linear: LinearMap = ..., /) -> Array:
+        """The outputs, with each site computed by `linear`."""
+        ...
 
 
-def frozen(site: str, x: Array, weight: Array) -> Array:
-    """The target's own map, `x @ W`."""
-    del site
-    return _apply(x, weight)
+class SlicedMap(abc.ABC):
+    """A linear map that can be handed to a scan over alike layers, one layer's slice at a time.
+
+    In the scan's body a site goes by its kind (`attn.q`), which is the same in every layer. A layer is given as
+    the site's name by kind.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, site: str, x: Array, weight: Array, /) -> Array:
+        """See `LinearMap`."""
+
+    @abc.abstractmethod
+    def form(self, layer: Mapping[str, str]) -> Hashable:
+        """What this map is at one layer, apart from its numbers: layers of equal form can share a scan."""
+
+    @abc.abstractmethod
+    def stack(self, layers: Sequence[Mapping[str, str]]) -> Any:
+        """What this map needs at layers of equal form: a pytree whose leaves are `[len(layers), ...]`."""
+
+    @abc.abstractmethod
+    def at_layer(self, stacked: Any, layer: Mapping[str, str]) -> tuple[LinearMap, Any]:
+        """The map of one layer, by kind, from that layer's slice of `stack`.
+
+        `layer` is any of the layers, for what they have in common. The second value is a pytree of dictionaries
+        that the map fills with arrays as the layer is traced.
+        """
+
+    @abc.abstractmethod
+    def collect(self, filled: Any, layers: Sequence[Mapping[str, str]]) -> None:
+        """Takes back what the dictionaries of `at_layer` were filled with, its leaves `[len(layers), ...]`."""
+
+
+def form(linear: LinearMap, layer: Mapping[str, str]) -> Hashable:
+    """`SlicedMap.form`; a map that cannot be sliced has another form at every layer."""
+    return linear.form(layer) if isinstance(linear, SlicedMap) else frozenset(layer.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(SlicedMap):
+    """The target's own map, `x @ W`; `frozen` is its one instance."""
+
+    def __call__(self, site: str, x: Array, weight: Array, /) -> Array:
+        """See `LinearMap`."""
+        return _apply(x, weight)
+
+    def form(self, layer: Mapping[str, str]) -> Hashable:
+        """See `SlicedMap.form`: all layers are alike."""
+        return "frozen"
+
+    def stack(self, layers: Sequence[Mapping[str, str]]) -> Any:
+        """See `SlicedMap.stack`: nothing is needed."""
+        return None
+
+    def at_layer(self, stacked: Any, layer: Mapping[str, str]) -> tuple[LinearMap, Any]:
+        """See `SlicedMap.at_layer`."""
+        return self, None
+
+    def collect(self, filled: Any, layers: Sequence[Mapping[str, str]]) -> None:
+        """See `SlicedMap.collect`: nothing was filled."""
+
+
+frozen = Frozen()
 
 
 def capture(
-    target: CallableWithLinear, inputs: Array
+    target: CallableWithLinear, inputs: Array, sites: Collection[str] | None = None
 ) -> tuple[Array, dict[str, Array], dict[str, Array]]:
     """Runs the target clean and records what each site saw and said.
+
+    **Arguments:**
+
+    - `sites`: those to record; None for all. A scan over layers must keep what it records of every layer that it
+      runs over, so on a deep target it pays to name them.
 
     **Returns:** the output, each site's input `[*lead, d_in]`, and each site's output before any bias
     `[*lead, d_out]`, by site name. What the caller does not use costs nothing under `jit`.
@@ -50,28 +124,83 @@ def capture(
     """
     site_inputs: dict[str, Array] = {}
     site_outputs: dict[str, Array] = {}
-    outputs = target(inputs, recording(frozen, site_inputs, site_outputs))
+    outputs = target(inputs, recording(frozen, site_inputs, site_outputs, sites))
     return outputs, site_inputs, site_outputs
 
 
 def recording(
-    linear: LinearMap, site_inputs: dict[str, Array], site_outputs: dict[str, Array]
-) -> LinearMap:
-    """`linear`, writing each site's input and output into the two dictionaries as the target is traced."""
+    linear: LinearMap,
+    site_inputs: dict[str, Array],
+    site_outputs: dict[str, Array],
+    sites: Collection[str] | None = None,
+) -> "Recording":
+    """`linear`, writing each site's input and output into the two dictionaries as the target is traced.
 
-    def record(site: str, x: Array, weight: Array) -> Array:
-        if site in site_inputs:
+    **Arguments:**
+
+    - `sites`: those to record; None for all.
+    """
+    chosen = None if sites is None else frozenset(sites)
+    return Recording(linear, site_inputs, site_outputs, chosen)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording(SlicedMap):
+    """Another map that also writes down what each site saw and said; see `recording`."""
+
+    linear: LinearMap
+    site_inputs: dict[str, Array]
+    site_outputs: dict[str, Array]
+    sites: frozenset[str] | None
+
+    def __call__(self, site: str, x: Array, weight: Array, /) -> Array:
+        """See `LinearMap`."""
+        outputs = self.linear(site, x, weight)
+        if self.sites is None or site in self.sites:
+            self._write(site, x, outputs)
+        return outputs
+
+    def _write(self, site: str, x: Array, outputs: Array) -> None:
+        if site in self.site_inputs:
             raise ValueError(
                 f"the target calls site {site!r} twice in one forward; give each call a name"
             )
-        site_inputs[site] = x
-        site_outputs[site] = linear(site, x, weight)
-        return site_outputs[site]
+        self.site_inputs[site] = x
+        self.site_outputs[site] = outputs
 
-    return record
+    def _chosen(self, layer: Mapping[str, str]) -> frozenset[str]:
+        return frozenset(k for k, site in layer.items() if self.sites is None or site in self.sites)
+
+    def form(self, layer: Mapping[str, str]) -> Hashable:
+        """See `SlicedMap.form`: that of the map beneath, and which kinds are recorded."""
+        return form(self.linear, layer), self._chosen(layer)
+
+    def stack(self, layers: Sequence[Mapping[str, str]]) -> Any:
+        """See `SlicedMap.stack`."""
+        return self._beneath.stack(layers)
+
+    def at_layer(self, stacked: Any, layer: Mapping[str, str]) -> tuple[LinearMap, Any]:
+        """See `SlicedMap.at_layer`: the dictionaries hold one layer's inputs and outputs, by kind."""
+        linear, filled = self._beneath.at_layer(stacked, layer)
+        here = Recording(linear, {}, {}, self._chosen(layer))
+        return here, (here.site_inputs, here.site_outputs, filled)
+
+    def collect(self, filled: Any, layers: Sequence[Mapping[str, str]]) -> None:
+        """See `SlicedMap.collect`: the kinds get their sites' names back."""
+        site_inputs, site_outputs, beneath = filled
+        for index, layer in enumerate(layers):
+            for kind, x in site_inputs.items():
+                self._write(layer[kind], x[index], site_outputs[kind][index])
+        self._beneath.collect(beneath, layers)
+
+    @property
+    def _beneath(self) -> SlicedMap:
+        if not isinstance(self.linear, SlicedMap):
+            raise TypeError(f"{self.linear} cannot be sliced: call it layer by layer")
+        return self.linear
 
 
-def masked(components: Components, masks: Mapping[str, SiteMask]) -> LinearMap:
+def masked(components: Components, masks: Mapping[str, SiteMask]) -> "Masked":
     """The map with components ablated: `((x @ V) · m) @ U + m_Δ · (x @ Δ)` with `Δ = W − V @ U`.
 
     Sites without a mask run frozen. Where a mask carries a route, positions that are not routed take the
@@ -80,18 +209,32 @@ def masked(components: Components, masks: Mapping[str, SiteMask]) -> LinearMap:
 
     Source: golden numbers `02_component_forward`.
     """
+    return Masked(
+        V={site: components.V[site] for site in masks},
+        U={site: components.U[site] for site in masks},
+        masks=dict(masks),
+    )
 
-    def linear(site: str, x: Array, weight: Array) -> Array:
-        mask = masks.get(site)
+
+class Masked(eqx.Module, SlicedMap):
+    """The map with components ablated at the sites that have a mask; see `masked`."""
+
+    V: dict[str, Float[Array, "..."]]
+    U: dict[str, Float[Array, "..."]]
+    masks: dict[str, SiteMask]
+
+    def __call__(self, site: str, x: Array, weight: Array, /) -> Array:
+        """See `LinearMap`."""
+        mask = self.masks.get(site)
         if mask is None:
             return _apply(x, weight)
-        activations = _apply(x, components.V[site])
+        activations = _apply(x, self.V[site])
         scale = mask.component
         if mask.delta is not None:
             delta = mask.delta[..., None]
             scale = (1.0 if scale is None else scale) - delta
         scaled = activations if scale is None else activations * scale
-        outputs = scaled @ components.U[site]
+        outputs = scaled @ self.U[site]
         if mask.delta is None and mask.route is None:
             return outputs
         clean = _apply(x, weight)
@@ -101,7 +244,32 @@ def masked(components: Components, masks: Mapping[str, SiteMask]) -> LinearMap:
             outputs = jnp.where(mask.route[..., None], outputs, clean)
         return outputs
 
-    return linear
+    def form(self, layer: Mapping[str, str]) -> Hashable:
+        """See `SlicedMap.form`: which kinds are masked, and the shapes of their components and masks."""
+        stacked = self._by_kind(layer)
+        leaves, structure = jax.tree.flatten(stacked)
+        return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+    def stack(self, layers: Sequence[Mapping[str, str]]) -> Any:
+        """See `SlicedMap.stack`: this map by kind, a layer to a row."""
+        return jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *(self._by_kind(layer) for layer in layers)
+        )
+
+    def at_layer(self, stacked: Any, layer: Mapping[str, str]) -> tuple[LinearMap, Any]:
+        """See `SlicedMap.at_layer`."""
+        return stacked, None
+
+    def collect(self, filled: Any, layers: Sequence[Mapping[str, str]]) -> None:
+        """See `SlicedMap.collect`: nothing was filled."""
+
+    def _by_kind(self, layer: Mapping[str, str]) -> "Masked":
+        kinds = {kind: site for kind, site in layer.items() if site in self.masks}
+        return Masked(
+            V={kind: self.V[site] for kind, site in kinds.items()},
+            U={kind: self.U[site] for kind, site in kinds.items()},
+            masks={kind: self.masks[site] for kind, site in kinds.items()},
+        )
 
 
 def _apply(x: Array, matrix: Array) -> Array:
