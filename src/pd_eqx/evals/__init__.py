@@ -1,0 +1,1 @@
+"""Evaluation: how well a decomposition explains its target, in numbers and in pictures."""
