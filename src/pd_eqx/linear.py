@@ -75,11 +75,6 @@ class SlicedMap(abc.ABC):
         """Takes back what the dictionaries of `at_layer` were filled with, its leaves `[len(layers), ...]`."""
 
 
-def form(linear: LinearMap, layer: Mapping[str, str]) -> Hashable:
-    """`SlicedMap.form`; a map that cannot be sliced has another form at every layer."""
-    return linear.form(layer) if isinstance(linear, SlicedMap) else frozenset(layer.items())
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen(SlicedMap):
     """The target's own map, `x @ W`; `frozen` is its one instance."""
@@ -133,71 +128,59 @@ def recording(
     site_inputs: dict[str, Array],
     site_outputs: dict[str, Array],
     sites: Collection[str] | None = None,
-) -> "Recording":
+) -> LinearMap:
     """`linear`, writing each site's input and output into the two dictionaries as the target is traced.
 
     **Arguments:**
 
     - `sites`: those to record; None for all.
     """
-    chosen = None if sites is None else frozenset(sites)
-    return Recording(linear, site_inputs, site_outputs, chosen)
+    if isinstance(linear, SlicedMap):
+        return Recording(linear, site_inputs, site_outputs, None if sites is None else tuple(sites))
+    return _record_calls(linear, site_inputs, site_outputs, sites)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recording(SlicedMap):
-    """Another map that also writes down what each site saw and said; see `recording`."""
+    """A map that can be sliced and also writes down what each site saw and said; see `recording`."""
 
-    linear: LinearMap
+    linear: SlicedMap
     site_inputs: dict[str, Array]
     site_outputs: dict[str, Array]
-    sites: frozenset[str] | None
+    sites: Collection[str] | None
 
     def __call__(self, site: str, x: Array, weight: Array, /) -> Array:
         """See `LinearMap`."""
-        outputs = self.linear(site, x, weight)
-        if self.sites is None or site in self.sites:
-            self._write(site, x, outputs)
-        return outputs
-
-    def _write(self, site: str, x: Array, outputs: Array) -> None:
-        if site in self.site_inputs:
-            raise ValueError(
-                f"the target calls site {site!r} twice in one forward; give each call a name"
-            )
-        self.site_inputs[site] = x
-        self.site_outputs[site] = outputs
-
-    def _chosen(self, layer: Mapping[str, str]) -> frozenset[str]:
-        return frozenset(k for k, site in layer.items() if self.sites is None or site in self.sites)
+        record = _record_calls(self.linear, self.site_inputs, self.site_outputs, self.sites)
+        return record(site, x, weight)
 
     def form(self, layer: Mapping[str, str]) -> Hashable:
         """See `SlicedMap.form`: that of the map beneath, and which kinds are recorded."""
-        return form(self.linear, layer), self._chosen(layer)
+        return self.linear.form(layer), self._chosen(layer)
 
     def stack(self, layers: Sequence[Mapping[str, str]]) -> Any:
         """See `SlicedMap.stack`."""
-        return self._beneath.stack(layers)
+        return self.linear.stack(layers)
 
     def at_layer(self, stacked: Any, layer: Mapping[str, str]) -> tuple[LinearMap, Any]:
         """See `SlicedMap.at_layer`: the dictionaries hold one layer's inputs and outputs, by kind."""
-        linear, filled = self._beneath.at_layer(stacked, layer)
-        here = Recording(linear, {}, {}, self._chosen(layer))
-        return here, (here.site_inputs, here.site_outputs, filled)
+        linear, filled = self.linear.at_layer(stacked, layer)
+        site_inputs: dict[str, Array] = {}
+        site_outputs: dict[str, Array] = {}
+        record = _record_calls(linear, site_inputs, site_outputs, self._chosen(layer))
+        return record, (site_inputs, site_outputs, filled)
 
     def collect(self, filled: Any, layers: Sequence[Mapping[str, str]]) -> None:
         """See `SlicedMap.collect`: the kinds get their sites' names back."""
         site_inputs, site_outputs, beneath = filled
         for index, layer in enumerate(layers):
             for kind, x in site_inputs.items():
-                self._write(layer[kind], x[index], site_outputs[kind][index])
-        self._beneath.collect(beneath, layers)
+                _write(self.site_inputs, layer[kind], x[index])
+                _write(self.site_outputs, layer[kind], site_outputs[kind][index])
+        self.linear.collect(beneath, layers)
 
-    @property
-    def _beneath(self) -> SlicedMap:
-        if not isinstance(self.linear, SlicedMap):
-            raise TypeError(f"{self.linear} cannot be sliced: call it layer by layer")
-        return self.linear
+    def _chosen(self, layer: Mapping[str, str]) -> frozenset[str]:
+        return frozenset(k for k, site in layer.items() if self.sites is None or site in self.sites)
 
 
 def masked(components: Components, masks: Mapping[str, SiteMask]) -> "Masked":
@@ -270,6 +253,30 @@ class Masked(eqx.Module, SlicedMap):
             U={kind: self.U[site] for kind, site in kinds.items()},
             masks={kind: self.masks[site] for kind, site in kinds.items()},
         )
+
+
+def _record_calls(
+    linear: LinearMap,
+    site_inputs: dict[str, Array],
+    site_outputs: dict[str, Array],
+    sites: Collection[str] | None,
+) -> LinearMap:
+    def record(site: str, x: Array, weight: Array, /) -> Array:
+        outputs = linear(site, x, weight)
+        if sites is None or site in sites:
+            _write(site_inputs, site, x)
+            _write(site_outputs, site, outputs)
+        return outputs
+
+    return record
+
+
+def _write(record: dict[str, Array], site: str, x: Array) -> None:
+    if site in record:
+        raise ValueError(
+            f"the target calls site {site!r} twice in one forward; give each call a name"
+        )
+    record[site] = x
 
 
 def _apply(x: Array, matrix: Array) -> Array:
