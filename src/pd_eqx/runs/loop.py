@@ -1,0 +1,341 @@
+"""One run: fresh or resumed, to its end or to a signal.
+
+    fresh     target → compile → initialise → faithfulness warm-up → save 0 → loop → evaluate
+    resumed   target → compile → restore → loop → evaluate
+
+Nothing is initialised on resume, and no second state is alive beside the restored one. Updates run many to a
+dispatch; a dispatch ends where something is due (a record, an evaluation, a checkpoint) and lasts about half a
+second at most, so that a signal is answered soon. How updates are spread over dispatches never changes a bit.
+
+The order at one step is: record, evaluation, the record made durable, checkpoint. A kill in between costs the steps
+since the last checkpoint, and the record then has neither a gap nor a step twice.
+"""
+
+import dataclasses
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from pd_eqx.checkpoint import CheckpointStore
+from pd_eqx.donation import ReuseReport, measure_reuse
+from pd_eqx.runs.assembly import Assembly, assemble, warm_up
+from pd_eqx.runs.config import Config
+from pd_eqx.runs.config_file import dump_config, load_config, refuse_mismatch
+from pd_eqx.runs.directory import RunDirectory, read_json, write_atomically, write_json
+from pd_eqx.runs.finish import finish
+from pd_eqx.runs.preemption import NeverStop, Stop
+from pd_eqx.runs.stored_target import stored_target
+from pd_eqx.runs.tracking import MetricsFile, Tracker
+from pd_eqx.state import TrainState
+from pd_eqx.targets.base import Target
+
+FORMAT = 1
+_SECONDS_PER_DISPATCH = 0.5
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss or a gradient is not finite; the last good checkpoint is kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a run stands.
+
+    - `rate`: updates a second, lately; `losses`: the last update's metrics under `loss/`.
+    """
+
+    step: int
+    steps: int
+    rate: float
+    losses: dict[str, float]
+
+
+class Watcher(Protocol):
+    """Who a run tells what it does."""
+
+    def say(self, line: str) -> None:
+        """One thing that happened."""
+        ...
+
+    def advance(self, progress: Progress) -> None:
+        """After each dispatch."""
+        ...
+
+
+class Silent:
+    """Nobody watches."""
+
+    def say(self, line: str) -> None:
+        """See `Watcher.say`."""
+
+    def advance(self, progress: Progress) -> None:
+        """See `Watcher.advance`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended.
+
+    - `step`: the last one that is saved; `summary`: of a finished run, None for one that was stopped.
+    - `was_finished`: there was nothing left to do.
+    """
+
+    step: int
+    summary: dict[str, Any] | None
+    was_finished: bool = False
+
+
+def train(
+    config: Config,
+    run_dir: Path,
+    *,
+    stop: Stop | None = None,
+    watcher: Watcher | None = None,
+    trackers: Sequence[Tracker] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Runs or resumes, in `run_dir`, what `config` describes.
+
+    **Arguments:**
+
+    - `stop`: when to end early; by default never.
+    - `trackers`: where records go besides `metrics.jsonl`.
+    - `clock`: seconds; wall-clock fields come from it alone.
+
+    **Errors:** `RunDirectoryError`; `ConfigMismatchError` if the directory's run is another one;
+    `NonFiniteError`; those of the target's training; `CheckpointError`.
+    """
+    directory = RunDirectory(run_dir)
+    directory.prepare()
+    with directory.locked():
+        return _Session(
+            config, directory, stop or NeverStop(), watcher or Silent(), trackers, clock
+        ).run()
+
+
+class _Session:
+    """One process's part of a run."""
+
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        stop: Stop,
+        watcher: Watcher,
+        trackers: Sequence[Tracker],
+        clock: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self.directory = directory
+        self.stop = stop
+        self.watcher = watcher
+        self.trackers = trackers
+        self.clock = clock
+        self.began = clock()
+        self.saved: int | None = None
+
+    def run(self) -> Outcome:
+        kept = self.config.checkpoint
+        with CheckpointStore(
+            self.directory.checkpoints, keep_last=kept.keep_last, keep_every=kept.keep_every
+        ) as store:
+            latest = store.latest_step()
+            self._claim(latest)
+            if latest == self.config.steps and self.directory.summary.exists():
+                return Outcome(
+                    self.config.steps, read_json(self.directory.summary), was_finished=True
+                )
+            assembly = assemble(self.config)
+            target = stored_target(self.directory, assembly, self.watcher.say)
+            with MetricsFile(self.directory.metrics, after=latest or 0) as metrics:
+                self.began -= metrics.last["seconds"] if metrics.last else 0.0
+                if latest != self.config.steps:
+                    self._advance(store, latest, assembly, target, metrics)
+            assert self.saved is not None
+            if self.saved < self.config.steps or self.stop.requested:
+                return Outcome(self.saved, None)
+            self.watcher.say("evaluate")
+            summary = finish(
+                self.directory, assembly, target, store, lambda: self.clock() - self.began
+            )
+            return Outcome(self.saved, summary)
+
+    def _claim(self, latest: int | None) -> None:
+        """Makes the directory this run's, or checks that it is."""
+        self.saved = latest
+        if latest is None:
+            self.stop.note(f"nothing was saved yet in {self.directory.root}; nothing was lost")
+            self._clear()
+            write_atomically(self.directory.config, dump_config(self.config))
+            self._record(resumes=0)
+            return
+        self._note()
+        refuse_mismatch(load_config(self.directory.config), self.config, str(self.directory.root))
+        write_atomically(self.directory.config, dump_config(self.config))
+        if latest < self.config.steps:
+            self._record(resumes=read_json(self.directory.record)["resumes"] + 1)
+
+    def _clear(self) -> None:
+        """Removes what a process left that was killed before anything was saved, if it was another run's."""
+        if self.directory.config.exists():
+            before = self.directory.config.read_text(encoding="utf-8")
+            if before != dump_config(self.config):
+                shutil.rmtree(self.directory.target, ignore_errors=True)
+        self.directory.metrics.unlink(missing_ok=True)
+        self.directory.summary.unlink(missing_ok=True)
+
+    def _record(self, **known: Any) -> None:
+        before = read_json(self.directory.record) if self.directory.record.exists() else {}
+        write_json(self.directory.record, {**before, "format": FORMAT, **known})
+
+    def _note(self) -> None:
+        self.stop.note(
+            f"step {self.saved} of {self.config.steps} is saved in {self.directory.root}"
+        )
+
+    def _advance(
+        self,
+        store: CheckpointStore,
+        latest: int | None,
+        assembly: Assembly,
+        target: Target,
+        metrics: MetricsFile,
+    ) -> None:
+        """From the latest whole step, or from none, to the end or to a signal."""
+        self.watcher.say("compile")
+        step = assembly.compile(target)
+        if latest is None:
+            self.watcher.say("initialise")
+            state = _initialise(assembly, target)
+        else:
+            self.watcher.say(f"resume from step {latest}")
+            state = store.restore(assembly.abstract(target), latest)
+        with self.stop.holding():
+            if latest is None:
+                self._save(store, 0, state, metrics)
+            self._loop(store, step, state, assembly, target, metrics)
+
+    def _save(
+        self, store: CheckpointStore, step: int, state: TrainState, metrics: MetricsFile
+    ) -> None:
+        metrics.sync()
+        store.save(step, state)
+        self.saved = step
+        self._note()
+
+    def _loop(
+        self,
+        store: CheckpointStore,
+        compiled: jax.stages.Compiled,
+        state: TrainState,
+        assembly: Assembly,
+        target: Target,
+        metrics: MetricsFile,
+    ) -> None:
+        config = self.config
+        assert self.saved is not None
+        done = self.saved
+        evaluate = assembly.evaluation(in_full=False)
+        pace = Pace(config.max_updates_per_dispatch)
+        first = True
+        while done < config.steps and not (self.stop.requested and done == self.saved):
+            n = pace.updates(self._until_due(done))
+            arguments = (target, assembly.batches, assembly.keys.train, np.int32(n))
+            before = self.clock()
+            if first:
+                (state, found), report = measure_reuse(compiled, state, *arguments)
+                self._guard(report)
+            else:
+                state, found = compiled(state, *arguments)
+            values = {name: float(value) for name, value in jax.device_get(found).items()}
+            seconds = self.clock() - before
+            _refuse_non_finite(values, state, config.steps, self.saved)
+            done += n
+            if not first:
+                pace.took(n, seconds)
+            first = False
+            losses = {name: value for name, value in values.items() if name.startswith("loss/")}
+            self.watcher.advance(Progress(done, config.steps, n / max(seconds, 1e-9), losses))
+            evaluated = self._due(done, config.evaluation.every)
+            if evaluated:
+                result = evaluate(
+                    state.decomposition, target, assembly.batches, assembly.keys.evaluation
+                )
+                values |= result.flat("eval/")
+            if evaluated or self._due(done, config.log_every):
+                record = {"step": done, "seconds": round(self.clock() - self.began, 3), **values}
+                for tracker in (metrics, *self.trackers):
+                    tracker.log(record)
+            if self.stop.requested or self._due(done, config.checkpoint.every):
+                self._save(store, done, state, metrics)
+
+    def _due(self, step: int, every: int | None) -> bool:
+        return every is not None and (step % every == 0 or step == self.config.steps)
+
+    def _until_due(self, step: int) -> int:
+        config = self.config
+        cadences = (config.log_every, config.checkpoint.every, config.evaluation.every)
+        ends = [(step // every + 1) * every for every in cadences if every is not None]
+        return min([config.steps, *ends]) - step
+
+    def _guard(self, report: ReuseReport) -> None:
+        """Says once, with bytes, if the first dispatch reused less of the state than it could."""
+        self._record(donated_fraction=report.fraction)
+        if report.missed:
+            lost = sum(missed.bytes for missed in report.missed)
+            worst = max(report.missed, key=lambda missed: missed.bytes)
+            self.watcher.say(
+                f"warning: the first dispatch copied {lost} of the state's {report.total_bytes} bytes instead of "
+                f"reusing them, {worst.path} first: {worst.reason}"
+            )
+
+
+class Pace:
+    """How many updates to put into a dispatch, so that it takes about half a second.
+
+    **Arguments:**
+
+    - `longest`: never more updates than this.
+    """
+
+    def __init__(self, longest: int, seconds: float = _SECONDS_PER_DISPATCH) -> None:
+        self.longest = longest
+        self.seconds = seconds
+        self._per_update: float | None = None
+        self._last = 1
+
+    def updates(self, remaining: int) -> int:
+        """The next dispatch's updates: at least one, and at most eight times as many as in the last."""
+        fitting = 1
+        if self._per_update is not None:
+            fitting = min(int(self.seconds / self._per_update), 8 * self._last)
+        return max(1, min(remaining, self.longest, fitting))
+
+    def took(self, updates: int, seconds: float) -> None:
+        """Learns from a dispatch."""
+        self._per_update = max(seconds / updates, 1e-9)
+        self._last = updates
+
+
+def _initialise(assembly: Assembly, target: Target) -> TrainState:
+    state = assembly.fresh(target)
+    components = warm_up(assembly.config, state.decomposition.components, target)
+    return eqx.tree_at(lambda state: state.decomposition.components, state, components)
+
+
+def _refuse_non_finite(values: dict[str, float], state: TrainState, steps: int, saved: int) -> None:
+    names = [name for name, value in values.items() if not math.isfinite(value)]
+    if not names:
+        return
+    found = ", ".join(f"{name} is {values[name]}" for name in names)
+    raise NonFiniteError(
+        f"update {int(state.training.step)} of {steps}: {found}. The run stopped; step {saved}, the last "
+        "good checkpoint, is kept. Lower the learning rate or clip the gradients (clip_norm), in a new run"
+    )

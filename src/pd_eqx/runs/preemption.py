@@ -1,0 +1,137 @@
+"""Signals: a run that is told to stop saves what is complete, says how to go on, and exits with 75.
+
+A trainer that looks at a flag at the ends of its steps misses what comes while it compiles, and Python's own
+handlers wait for the interpreter, which a compilation keeps away for minutes. So the signals are blocked in every
+thread and one thread waits for them. While something is at stake (`holding`) it raises a flag that the loop looks
+at between dispatches; at all other times everything of value is on disk already and the process leaves at once. A
+second SIGINT always leaves at once.
+
+Exit statuses: 75 (try again) after a first SIGTERM or SIGINT, 130 after a second SIGINT.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Generator
+from types import TracebackType
+from typing import Protocol, Self
+
+INTERRUPTED = 75
+KILLED = 130
+
+_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
+_END = signal.SIGUSR1  # wakes the waiting thread when nobody is to be waited for any more
+
+
+class Stop(Protocol):
+    """How a run learns that it should end early."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether to save and return at the next chance."""
+        ...
+
+    def holding(self) -> contextlib.AbstractContextManager[None]:
+        """While entered, a signal only sets `requested`."""
+        ...
+
+    def note(self, advice: str) -> None:
+        """What to tell a person if the process leaves from here."""
+        ...
+
+
+class NeverStop:
+    """For a run inside another program, whose signals are not ours to take."""
+
+    @property
+    def requested(self) -> bool:
+        """See `Stop.requested`: never."""
+        return False
+
+    @contextlib.contextmanager
+    def holding(self) -> Generator[None, None, None]:
+        """See `Stop.holding`: nothing to hold."""
+        yield
+
+    def note(self, advice: str) -> None:
+        """See `Stop.note`: nobody to tell."""
+
+
+class SignalStop:
+    """Takes SIGTERM and SIGINT for as long as it is entered; of the main thread, before it starts others.
+
+    Threads inherit the blocked signals, so this is the first thing that a command does.
+
+        with SignalStop() as stop:
+            outcome = train(config, run_dir, stop=stop)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requested = False
+        self._holds = 0
+        self._interrupts = 0
+        self._advice = "nothing had been done yet"
+        self._waiter = threading.Thread(target=self._wait, name="signals", daemon=True)
+        self._blocked_before: set[int] = set()
+
+    def __enter__(self) -> Self:
+        """Blocks the signals and starts to wait for them."""
+        self._blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS | {_END})
+        self._waiter.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Gives the signals back to whoever had them."""
+        signal.pthread_kill(self._waiter.ident or 0, _END)
+        self._waiter.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked_before)
+
+    @property
+    def requested(self) -> bool:
+        """See `Stop.requested`."""
+        return self._requested
+
+    @contextlib.contextmanager
+    def holding(self) -> Generator[None, None, None]:
+        """See `Stop.holding`."""
+        with self._lock:
+            self._holds += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
+
+    def note(self, advice: str) -> None:
+        """See `Stop.note`."""
+        self._advice = advice
+
+    def _wait(self) -> None:
+        while True:
+            number = signal.sigwait(_SIGNALS | {_END})
+            if number == _END:
+                return
+            with self._lock:
+                self._interrupts += number == signal.SIGINT
+                if self._interrupts > 1:
+                    _leave(KILLED, "interrupted twice: left at once")
+                if not self._holds:
+                    _leave(INTERRUPTED, f"{signal.Signals(number).name}: {self._advice}")
+                self._requested = True
+
+
+def _leave(status: int, message: str) -> None:
+    """Ends the process from any thread, whatever the others are in the middle of."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.write(f"\n{message}\n")
+        sys.stderr.flush()
+    os._exit(status)

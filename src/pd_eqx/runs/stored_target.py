@@ -1,0 +1,39 @@
+"""The target that a run trained, stored beside its checkpoints.
+
+A resumed run needs the very bits that the run was started with, and training it again gives them only on the same
+machine. So it is trained once, stored as a checkpoint of its own with fingerprints, and from then on read: by the
+fresh run too, so that both go on from the same arrays in the same places.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+
+from pd_eqx.checkpoint import CheckpointStore
+from pd_eqx.runs.assembly import Assembly
+from pd_eqx.runs.directory import RunDirectory
+from pd_eqx.targets.base import Target
+
+
+class _Stored(eqx.Module):
+    target: Any
+
+
+def stored_target(
+    directory: RunDirectory, assembly: Assembly, watch: Callable[[str], None]
+) -> Target:
+    """The run's target; trained and stored first, if it is not there yet.
+
+    **Errors:** those of the target's training, and `CheckpointError` for one that was damaged on disk.
+    """
+    with CheckpointStore(directory.target) as store:
+        if store.latest_step() is None:
+            store.save(0, _Stored(assembly.config.target.build(assembly.keys.target, watch)))
+        return load_target(store, assembly)
+
+
+def load_target(store: CheckpointStore, assembly: Assembly) -> Target:
+    """The target in a store, placed like the rest of the run."""
+    abstract = assembly.placed(assembly.config.target.abstract())
+    return store.restore_item("target", abstract)
