@@ -1,0 +1,482 @@
+"""Saves an Equinox module step by step, and gives back exactly what was saved or an error.
+
+A state is an Equinox module; each of its dynamic fields is an *item*, stored in its own directory
+`<path>/<step>/<field>/`, so that a consumer of one item opens no file of the others. What the store
+promises, and the failure that each promise guards against:
+
+- A step is there when it is whole (see `disk` for the order of operations). Resuming from half a step,
+  or from a directory that merely looks like one, is how runs are lost.
+- The structure asked for is compared with the stored one before any data is read. Orbax casts dtypes,
+  takes None for an array, and pads.
+- Every leaf is checked against its fingerprint. Orbax does not check data.
+- Restored arrays are copied, leaf by leaf, into buffers of XLA's own, placed and typed so that a step
+  compiled for the abstract tree runs without compiling again and donates every byte. A plain
+  restore borrows host memory for some leaves, by the luck of the allocator.
+"""
+
+import dataclasses
+import operator
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from pd_eqx.checkpoint import disk, items, manifest
+from pd_eqx.checkpoint.background import Background
+from pd_eqx.checkpoint.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    PlacementError,
+    ReadOnlyError,
+    SaveFailedError,
+    StructureMismatchError,
+)
+from pd_eqx.checkpoint.fingerprint import device_sums, fingerprint, host_sums
+from pd_eqx.checkpoint.manifest import Manifest, StoredItem
+from pd_eqx.checkpoint.structure import (
+    Node,
+    differences,
+    fields,
+    is_key,
+    leaves,
+    nodes,
+    raw,
+    refuse_unsavable,
+)
+from pd_eqx.donation import own_copy
+
+_device_sums = jax.jit(device_sums)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pending:
+    """An item on its way to the disk: its nodes, without fingerprints, and its raw arrays."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    treedef: Any
+    arrays: list[jax.Array]
+    sums: list[Any]
+
+
+class CheckpointStore:
+    """The steps of one directory. Use it as a context manager, so that closing waits for saves.
+
+    **Arguments:**
+    - `path`: the directory; made if it is absent, unless `read_only`.
+    - `keep_last`: how many of the newest whole steps survive a save; `None` keeps all, or only the
+      newest if `keep_every` is given.
+    - `keep_every`: whole steps that are multiples of it survive as well.
+    - `read_only`: the store writes and removes nothing, and every `save` raises.
+    - `asynchronous`: `save` returns once the state is copied, and writes in the background. That costs
+      the memory of one more state until the write is done.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        read_only: bool = False,
+        asynchronous: bool = False,
+    ) -> None:
+        for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1, or None")
+        self.path = Path(path).absolute()
+        self.read_only = read_only
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+        self._background = Background() if asynchronous and not read_only else None
+        if not read_only:
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> "CheckpointStore":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for a save in the background, and raise what it raised."""
+        self.wait()
+
+    def wait(self) -> None:
+        """Return when the last save is on disk.
+
+        **Errors:** `SaveFailedError` when it failed in the background.
+        """
+        if self._background is not None:
+            self._background.wait()
+
+    def save(self, step: int, state: Any) -> None:
+        """Store `state` as step `step`; on return, or when asynchronous after `wait`, it is durable.
+
+        **Arguments:**
+        - `step`: the number of updates that the state has had; not negative, and not on disk.
+        - `state`: an Equinox module whose leaves are jax arrays. It may be donated after the call.
+
+        **Errors:** `UnsavableStateError` and `CheckpointExistsError` before anything is written,
+        `SaveFailedError` when the disk refuses, `ReadOnlyError`; also the failure of the save before, if
+        that ran in the background.
+        """
+        if self.read_only:
+            raise ReadOnlyError(f"{self.path} was opened with read_only=True; it cannot save")
+        step = operator.index(step)
+        if step < 0:
+            raise ValueError(f"step is {step}; a step counts updates and cannot be negative")
+        self.wait()
+        if (self.path / str(step)).exists():
+            raise CheckpointExistsError(
+                f"step {step} is already in {self.path}, and a save never overwrites; "
+                "remove it by hand, or save under another step"
+            )
+        refuse_unsavable(state)
+        with jax.set_mesh(None):
+            pending = [self._pend(name, item) for name, item in fields(state).items()]
+        jax.block_until_ready([item.arrays for item in pending])
+        if self._background is None:
+            self._write(step, pending)
+        else:
+            self._background.start(lambda: self._write(step, pending))
+
+    def restore(self, abstract: Any, step: int | None = None, *, verify: bool = True) -> Any:
+        """The whole state of a step, ready to be donated to a compiled step.
+
+        **Arguments:**
+        - `abstract`: the state with a `ShapeDtypeStruct` for each array, as from `abstract_like` or
+          `jax.eval_shape`. Each leaf comes back in the sharding or layout that is given there, or
+          uncommitted where none is.
+        - `step`: which step; the latest whole one by default.
+        - `verify`: check each leaf's fingerprint, at the cost of one pass over the bytes.
+
+        **Returns:** a state like `abstract`.
+
+        **Errors:** `StructureMismatchError`, `PlacementError`, `CheckpointNotFoundError`,
+        `IncompleteCheckpointError`, `CorruptCheckpointError`.
+        """
+        step, record = self._choose(step)
+        asked = fields(abstract)
+        self._compare(step, record, asked, whole=True)
+        for name, item in asked.items():
+            _refuse_placement(item, name)
+        restored = [
+            self._read(step, record, name, item, verify=verify) for name, item in asked.items()
+        ]
+        _, treedef = jax.tree.flatten(abstract, is_leaf=lambda node: node is not abstract)
+        return treedef.unflatten(restored)
+
+    def restore_item(
+        self,
+        item: str,
+        abstract: Any,
+        step: int | None = None,
+        *,
+        to: Literal["devices", "host"] = "devices",
+        verify: bool = True,
+    ) -> Any:
+        """One item of a step, without opening a file of the others.
+
+        **Arguments:**
+        - `item`: the field's name, such as `decomposition`.
+        - `abstract`: the item, described as for `restore`.
+        - `step`, `verify`: as for `restore`.
+        - `to`: `"devices"` as for `restore`, or `"host"` for numpy leaves (a PRNG key comes as its
+          raw data), which need no device memory.
+
+        **Errors:** as for `restore`.
+        """
+        step, record = self._choose(step)
+        self._compare(step, record, {item: abstract}, whole=False)
+        if to == "devices":
+            _refuse_placement(abstract, item)
+        return self._read(step, record, item, abstract, verify=verify, to_host=to == "host")
+
+    def steps(self) -> list[int]:
+        """The whole steps on disk now, ascending."""
+        self._check()
+        return [step for step in disk.numbered(self.path) if self._is_whole(step)]
+
+    def latest_step(self) -> int | None:
+        """The newest whole step on disk now, if there is one."""
+        self._check()
+        newest_first = reversed(disk.numbered(self.path))
+        return next((step for step in newest_first if self._is_whole(step)), None)
+
+    def _check(self) -> None:
+        if self._background is not None:
+            self._background.check()
+
+    def _pend(self, name: str, item: Any) -> _Pending:
+        treedef = jax.tree.structure(item)
+        arrays: list[jax.Array] = []
+        sums: list[Any] = []
+        for _, leaf in leaves(item, name):
+            array = jax.random.key_data(leaf) if is_key(leaf) else leaf
+            if self._background is not None:
+                like = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+                array, summed = own_copy(array, like, observe=device_sums)
+            else:
+                summed = _device_sums(array)
+            arrays.append(array)
+            sums.append(summed)
+        return _Pending(name, nodes(item, name), treedef, arrays, sums)
+
+    def _write(self, step: int, pending: Sequence[_Pending]) -> None:
+        try:
+            staged = disk.stage(self.path, step)
+            directory = staged / str(step)
+            trees = {
+                item.name: item.treedef.unflatten(item.arrays) for item in pending if item.arrays
+            }
+            items.write(directory, trees)
+            disk.flush_tree(directory)
+            record = _recorded(step, directory, pending)
+            disk.write(directory / manifest.NAME, manifest.encode(record))
+            disk.flush(directory)
+            disk.publish(staged, self.path, step)
+        except Exception as error:
+            disk.unstage(self.path, step)
+            raise SaveFailedError(
+                f"step {step} was not saved to {self.path}: {error}. The steps before it are as they "
+                "were, and saving it again is safe"
+            ) from error
+        self._prune(step)
+
+    def _prune(self, saved: int) -> None:
+        if self._keep_last is None and self._keep_every is None:
+            return
+        whole = [step for step in disk.numbered(self.path) if self._is_whole(step)]
+        kept = {saved, *whole[-(self._keep_last or 1) :]}
+        if self._keep_every is not None:
+            kept.update(step for step in whole if step % self._keep_every == 0)
+        try:
+            disk.finish_removals(self.path)
+            for step in whole:
+                if step not in kept:
+                    disk.remove(self.path, step)
+        except OSError as error:
+            raise CheckpointError(
+                f"step {saved} is saved, but an older step could not be removed: {error}"
+            ) from error
+
+    def _whole(self, step: int) -> Manifest:
+        """The manifest of a step whose files are all there."""
+        directory = self.path / str(step)
+        record = manifest.read(directory)
+        stored = [item for item in record.items if not item.stripped]
+        files = [*record.files, *(file for item in stored for file in item.files)]
+        absent, resized = manifest.missing(directory, files)
+        if absent:
+            raise IncompleteCheckpointError(
+                f"step {step} of {self.path} is not whole: {absent[0]}"
+                f"{f' and {len(absent) - 1} files more' if absent[1:] else ''}"
+            )
+        if resized:
+            raise CorruptCheckpointError(f"step {step} of {self.path} is damaged: {resized[0]}")
+        return record
+
+    def _is_whole(self, step: int) -> bool:
+        try:
+            self._whole(step)
+        except CheckpointError:
+            return False
+        return True
+
+    def _choose(self, step: int | None) -> tuple[int, Manifest]:
+        self._check()
+        numbered = disk.numbered(self.path)
+        if step is not None:
+            step = operator.index(step)
+            if step not in numbered:
+                raise CheckpointNotFoundError(
+                    f"there is no step {step} in {self.path}; whole steps: {self.steps()}"
+                )
+            return step, manifest.read(self.path / str(step))
+        for newest in reversed(numbered):
+            try:
+                return newest, self._whole(newest)
+            except IncompleteCheckpointError as error:
+                warnings.warn(f"passed over: {error}", stacklevel=3)
+        raise CheckpointNotFoundError(f"there is no whole step in {self.path}")
+
+    def _compare(self, step: int, record: Manifest, asked: dict[str, Any], *, whole: bool) -> None:
+        stored = [item for item in record.items if whole or item.name in asked]
+        stripped = [item.name for item in stored if item.stripped]
+        if stripped:
+            raise IncompleteCheckpointError(
+                f"step {step} of {self.path} was stripped of {', '.join(stripped)} and can no longer "
+                f"be resumed; it still serves "
+                f"{', '.join(item.name for item in record.items if not item.stripped)}"
+            )
+        differing = differences(
+            [node for item in stored for node in item.nodes],
+            [node for name, item in asked.items() for node in nodes(item, name)],
+        )
+        if differing:
+            lines = "\n".join(f"  {line}" for line in differing)
+            others = ", ".join(item.name for item in record.items)
+            raise StructureMismatchError(
+                f"step {step} of {self.path} does not fit the "
+                f"{'state' if whole else 'item'} you asked for:\n{lines}\n"
+                f"{len(differing)} paths differ. The step holds {others}; to use one alone: "
+                "restore_item(name, ...)"
+            )
+
+    def _read(
+        self,
+        step: int,
+        record: Manifest,
+        name: str,
+        abstract: Any,
+        *,
+        verify: bool,
+        to_host: bool = False,
+    ) -> Any:
+        stored = record.item(name)
+        assert stored is not None
+        directory = self.path / str(step)
+        by_path = {node.path: node for node in stored.arrays}
+        asked = [(by_path[node.path], leaf) for node, leaf in leaves(abstract, name)]
+        if not asked:
+            return abstract
+        try:
+            altered = manifest.altered(directory, stored.files)
+            if altered:
+                raise CorruptCheckpointError("\n".join([f"{directory} is damaged:", *altered]))
+            template = jax.tree.map(raw, abstract) if to_host else abstract
+            arrays = items.read(directory / name, template)
+            settle = _settle_on_host if to_host else _settle
+            settled, wrong = settle(arrays, asked, verify)
+            if wrong:
+                raise _corrupt(directory, wrong)
+        except CorruptCheckpointError as error:
+            raise self._explained(error, directory, name, asked, abstract) from error
+        return jax.tree.structure(abstract).unflatten(settled)
+
+    def _explained(
+        self,
+        error: CorruptCheckpointError,
+        directory: Path,
+        name: str,
+        asked: list[tuple[Node, Any]],
+        abstract: Any,
+    ) -> CheckpointError:
+        """Why an item could not be read: its step is gone, or which of its leaves are damaged."""
+        if not (directory / manifest.NAME).exists():
+            return CheckpointNotFoundError(
+                f"{directory} was removed while it was being read, as by a writer that keeps only its "
+                f"newest steps; whole steps now: {self.steps()}"
+            )
+        if error.leaves:
+            return error
+        treedef = jax.tree.structure(abstract)
+        wrong: list[Node] = []
+        for position, (node, leaf) in enumerate(asked):
+            alone: list[Any] = [ocp.PLACEHOLDER] * len(asked)
+            alone[position] = raw(leaf)
+            try:
+                array = items.read(directory / name, treedef.unflatten(alone))[position]
+            except CorruptCheckpointError:
+                wrong.append(node)
+                continue
+            if _fingerprint(node, host_sums(array)) != node.fingerprint:
+                wrong.append(node)
+        return _corrupt(directory, wrong, str(error))
+
+
+def _recorded(step: int, directory: Path, pending: Sequence[_Pending]) -> Manifest:
+    stored: list[StoredItem] = []
+    for item in pending:
+        sums = iter(jax.device_get(item.sums))
+        with_fingerprints = tuple(
+            dataclasses.replace(
+                node, fingerprint=_fingerprint(node, tuple(int(total) for total in next(sums)))
+            )
+            if node.is_array
+            else node
+            for node in item.nodes
+        )
+        files = manifest.recorded(directory, item.name, frozenset()) if item.arrays else ()
+        stored.append(StoredItem(item.name, with_fingerprints, files))
+    names = frozenset(item.name for item in pending)
+    return Manifest(step, tuple(stored), manifest.recorded(directory, None, names))
+
+
+def _fingerprint(node: Node, sums: tuple[int, ...]) -> str:
+    return fingerprint(node.path, node.dtype, node.shape, sums)
+
+
+def _settle(
+    arrays: list[Any], asked: list[tuple[Node, Any]], verify: bool
+) -> tuple[list[Any], list[Node]]:
+    """Move raw leaves, one at a time, to where they were asked, in memory that can be donated."""
+    settled: list[Any] = []
+    wrong: list[Node] = []
+    with jax.set_mesh(None):
+        for position, (node, like) in enumerate(asked):
+            array, arrays[position] = arrays[position], None
+            copy, sums = jax.block_until_ready(
+                own_copy(array, like, observe=device_sums if verify else None)
+            )
+            if isinstance(array, jax.Array):
+                array.delete()
+            del array
+            settled.append(copy)
+            if (
+                verify
+                and _fingerprint(node, tuple(int(total) for total in sums)) != node.fingerprint
+            ):
+                wrong.append(node)
+    return settled, wrong
+
+
+def _settle_on_host(
+    arrays: list[Any], asked: list[tuple[Node, Any]], verify: bool
+) -> tuple[list[Any], list[Node]]:
+    wrong = [
+        node
+        for array, (node, _) in zip(arrays, asked, strict=True)
+        if verify and _fingerprint(node, host_sums(array)) != node.fingerprint
+    ]
+    return arrays, wrong
+
+
+def _refuse_placement(item: Any, name: str) -> None:
+    wrong: list[str] = []
+    for node, like in leaves(item, name):
+        sharding = getattr(like, "sharding", None)
+        if jnp.dtype(raw(like).dtype) != jax.dtypes.canonicalize_dtype(raw(like).dtype):
+            wrong.append(
+                f"{node.path}  {node.told()} needs 64-bit types: set jax_enable_x64, or read it with "
+                'restore_item(..., to="host")'
+            )
+        elif sharding is not None:
+            try:
+                sharding.shard_shape(node.shape)
+            except ValueError as error:
+                wrong.append(f"{node.path}  {node.told()} cannot be placed as asked: {error}")
+    if wrong:
+        raise PlacementError("\n  ".join(["nothing was read:", *wrong]))
+
+
+def _corrupt(directory: Path, wrong: Sequence[Node], cause: str = "") -> CorruptCheckpointError:
+    lines = [f"{directory} is damaged; what is stored is not what was saved:"]
+    lines += [f"  {node.path}  {node.told()}" for node in wrong]
+    lines += [cause] if cause else []
+    lines.append("restore another step, or copy this one from a backup")
+    return CorruptCheckpointError("\n".join(lines), tuple(node.path for node in wrong))
