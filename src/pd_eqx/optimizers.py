@@ -1,21 +1,21 @@
 """Optimizers: one for each parameter group, with its learning rate read from the step it is given.
 
 Components and causal-importance functions are two groups: each has its own moments, its own schedule and
-its own clip, so a spike in one cannot shrink the step of the other.
+its own clip, so a spike in one cannot shrink the step of the other. An optimizer is a value without
+arrays; what it remembers is the state that `init` makes and `update` returns.
 """
 
 import abc
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 from jaxtyping import Array, Float, Int
 
 from pd_eqx.schedule import Schedule
-
-Params = TypeVar("Params")
 
 
 class Optimizer(abc.ABC):
@@ -32,17 +32,25 @@ class Optimizer(abc.ABC):
     def transformation(self) -> optax.GradientTransformation:
         """Everything but the learning rate and the clip."""
 
+    def __post_init__(self) -> None:
+        """Refuses a bound that would turn or stop every step."""
+        if self.clip_norm is not None and self.clip_norm <= 0.0:
+            raise ValueError(
+                f"clip_norm must be above 0, or None for no clip: found {self.clip_norm}"
+            )
+
     def init(self, params: Any) -> Any:
         """The optimizer's state for `params`."""
         return self.transformation().init(params)
 
     def update(
-        self, grads: Params, opt_state: Any, params: Params, step: Int[Array, ""], total: int
-    ) -> tuple[Params, Any, dict[str, Float[Array, ""]]]:
+        self, grads: Any, opt_state: Any, params: Any, step: Int[Array, ""], total: int
+    ) -> tuple[Any, Any, dict[str, Float[Array, ""]]]:
         """One descent step.
 
         **Arguments:**
 
+        - `grads`, `params`: one group's, of one structure.
         - `step`, `total`: the update's number, from 0, and how many the run has.
 
         **Returns:** new parameters, new state, and the metrics `grad_norm` (before the clip) and `lr`.
@@ -58,7 +66,12 @@ class Optimizer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay; the decay is scaled by the learning rate."""
+    """Adam with decoupled weight decay; the decay is scaled by the learning rate.
+
+    `eps` is added outside the square root, after bias correction.
+
+    Source: Loshchilov & Hutter 2019 (arXiv 1711.05101); golden numbers `08_optim_schedules`, `adamw`.
+    """
 
     schedule: Schedule
     b1: float = 0.9
@@ -76,6 +89,56 @@ class AdamW(Optimizer):
 
 
 @dataclasses.dataclass(frozen=True)
+class Muon(Optimizer):
+    """Momentum whose matrices are made nearly orthogonal by Newton-Schulz steps; Adam for all else.
+
+    Matrices are the last two axes of every leaf that has them, axes before those being a stack; biases are
+    not, though those of stacked layers have two axes. A matrix's step is scaled by `sqrt(max(1, d_out / d_in))`.
+
+    - `beta`: of the momentum, which is Nesterov's; `iterations`: Newton-Schulz steps.
+    - `b1`, `b2`, `eps`: of the Adam (with Nesterov's momentum) that moves biases and gains.
+    - `weight_decay`: of the matrices alone, scaled by the learning rate.
+
+    Source: Jordan et al. 2024; Liu et al. 2025 (arXiv 2502.16982); optax's implementation.
+    """
+
+    schedule: Schedule
+    beta: float = 0.95
+    iterations: int = 5
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+    def transformation(self) -> optax.GradientTransformation:
+        """See `Optimizer.transformation`; optax's descends by itself, at a learning rate that is one here."""
+        descent = optax.contrib.muon(
+            1.0,
+            ns_steps=self.iterations,
+            beta=self.beta,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            adam_b1=self.b1,
+            adam_b2=self.b2,
+            muon_weight_dimension_numbers=_matrices,
+        )
+        return optax.chain(descent, optax.scale(-1.0))
+
+
+def _matrices(params: Any) -> Any:
+    """Which axes of each leaf are a matrix's, or None for a leaf that holds none."""
+
+    def axes(path: Any, leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
+        is_bias = isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "bias"
+        if leaf.ndim < 2 or is_bias:
+            return None
+        return optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+
+    return jax.tree_util.tree_map_with_path(axes, params)
+
+
+@dataclasses.dataclass(frozen=True)
 class Optimizers:
     """One optimizer for each group of a decomposition."""
 
@@ -89,7 +152,7 @@ def global_norm(tree: Any) -> Float[Array, ""]:
     return jnp.sqrt(sum(squares, jnp.zeros(())))
 
 
-def clip_by_norm(grads: Params, norm: Float[Array, ""], max_norm: float) -> Params:
+def clip_by_norm(grads: Any, norm: Float[Array, ""], max_norm: float) -> Any:
     """Gradients scaled by `min(1, max_norm / (norm + 1e-6))`.
 
     The 1e-6 is the published convention and is not in optax's clip (golden numbers `08_optim_schedules`).
