@@ -4,6 +4,8 @@ A mask is `m = ci + (1 − ci) · source` with a source in [0, 1]: a component o
 one of importance 0 may be ablated to anywhere. The delta channel, what the components leave
 unexplained, has importance 0, so its mask is the source itself. Where sources come from is a `MaskSource`;
 which sites are masked at which position is a `Routing`.
+
+Source: golden numbers `03_masks_routing`.
 """
 
 import abc
@@ -13,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 
 class SiteMask(eqx.Module):
@@ -32,22 +34,22 @@ class SiteMask(eqx.Module):
 class SiteSource(eqx.Module):
     """Sources in [0, 1] of one site; shapes need only broadcast against its positions `*lead`.
 
-    - `component`: `[*lead, C]`.
+    - `component`: `[*lead, C]`, or None for all ones: the mask is then no array either.
     - `delta`: `[*lead]`, or None to leave the delta out.
     """
 
-    component: Float[Array, "..."]
+    component: Float[Array, "..."] | None
     delta: Float[Array, "..."] | None = None
 
 
 # One forward pass of a term: the sites that are masked in it, each with its route (None: everywhere).
 Routes = dict[str, Bool[Array, "..."] | None]
+Importances = Mapping[str, Float[Array, "..."]]
+SourceLoss = Callable[[Mapping[str, SiteSource]], Float[Array, ""]]
 
 
 def interpolate(
-    importances: Mapping[str, Float[Array, "..."]],
-    sources: Mapping[str, SiteSource],
-    routes: Routes,
+    importances: Importances, sources: Mapping[str, SiteSource], routes: Routes
 ) -> dict[str, SiteMask]:
     """The masks of one forward pass: `ci + (1 − ci) · source` for each routed site.
 
@@ -57,14 +59,22 @@ def interpolate(
     - `sources`: by site; at least the routed ones.
     - `routes`: the sites of this pass.
 
-    Source: golden numbers `03_masks_routing`.
+    **Returns:** masks in the importances' dtype.
+
+    **Errors:** `KeyError` for a routed site without importances or without a source.
     """
     masks: dict[str, SiteMask] = {}
     for site, route in routes.items():
+        if site not in importances or site not in sources:
+            raise KeyError(
+                f"site {site!r} is routed, but importances are of {list(importances)} and sources of "
+                f"{list(sources)}; route decomposed sites only"
+            )
         ci, source = importances[site], sources[site]
-        component = ci + (1.0 - ci) * source.component.astype(ci.dtype)
-        delta = None if source.delta is None else source.delta.astype(ci.dtype)
-        masks[site] = SiteMask(component, delta, route)
+        component, delta = source.component, source.delta
+        if component is not None:
+            component = ci + (1.0 - ci) * component.astype(ci.dtype)
+        masks[site] = SiteMask(component, None if delta is None else delta.astype(ci.dtype), route)
     return masks
 
 
@@ -73,10 +83,7 @@ class MaskSource(abc.ABC):
 
     @abc.abstractmethod
     def draw(
-        self,
-        key: PRNGKeyArray,
-        importances: Mapping[str, Float[Array, "..."]],
-        loss: Callable[[Mapping[str, SiteSource]], Float[Array, ""]],
+        self, key: PRNGKeyArray, importances: Importances, loss: SourceLoss
     ) -> dict[str, SiteSource]:
         """Sources for each site.
 
@@ -95,10 +102,7 @@ class StochasticSource(MaskSource):
     delta: bool = True
 
     def draw(
-        self,
-        key: PRNGKeyArray,
-        importances: Mapping[str, Float[Array, "..."]],
-        loss: Callable[[Mapping[str, SiteSource]], Float[Array, ""]],
+        self, key: PRNGKeyArray, importances: Importances, loss: SourceLoss
     ) -> dict[str, SiteSource]:
         """See `MaskSource.draw`."""
         sources: dict[str, SiteSource] = {}
@@ -110,22 +114,61 @@ class StochasticSource(MaskSource):
 
 
 @dataclasses.dataclass(frozen=True)
+class BinomialSource(MaskSource):
+    """Fair coins in {0, 1}, independent at each position; the delta's source stays uniform.
+
+    A component whose coin fell on 1 gets no gradient on its importance. An objective with a source of this
+    kind therefore computes its importances with noise (`Objective.importance_noise`).
+    """
+
+    delta: bool = True
+
+    def draw(
+        self, key: PRNGKeyArray, importances: Importances, loss: SourceLoss
+    ) -> dict[str, SiteSource]:
+        """See `MaskSource.draw`."""
+        sources: dict[str, SiteSource] = {}
+        for index, (site, ci) in enumerate(importances.items()):
+            key_c, key_d = jax.random.split(jax.random.fold_in(key, index))
+            delta = jax.random.uniform(key_d, ci.shape[:-1], ci.dtype) if self.delta else None
+            coins = jax.random.bernoulli(key_c, 0.5, ci.shape).astype(ci.dtype)
+            sources[site] = SiteSource(coins, delta)
+        return sources
+
+
+@dataclasses.dataclass(frozen=True)
 class ConstantSource(MaskSource):
-    """One value everywhere, without the delta: 0 gives masks equal to the importances, 1 leaves all unmasked."""
+    """One value everywhere, without the delta; 0 gives masks equal to the importances.
+
+    **Errors:** `ValueError` for a value outside [0, 1].
+    """
 
     constant: float
 
+    def __post_init__(self) -> None:
+        """Refuses masks that would amplify or invert a component."""
+        if not 0.0 <= self.constant <= 1.0:
+            raise ValueError(f"a source lies in 0 … 1, found the constant {self.constant}")
+
     def draw(
-        self,
-        key: PRNGKeyArray,
-        importances: Mapping[str, Float[Array, "..."]],
-        loss: Callable[[Mapping[str, SiteSource]], Float[Array, ""]],
+        self, key: PRNGKeyArray, importances: Importances, loss: SourceLoss
     ) -> dict[str, SiteSource]:
         """See `MaskSource.draw`."""
         return {
             site: SiteSource(jnp.full((), self.constant, ci.dtype))
             for site, ci in importances.items()
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class Unmasked(MaskSource):
+    """All components whole, without the delta; importances are not read and no mask is made."""
+
+    def draw(
+        self, key: PRNGKeyArray, importances: Importances, loss: SourceLoss
+    ) -> dict[str, SiteSource]:
+        """See `MaskSource.draw`."""
+        return {site: SiteSource(None) for site in importances}
 
 
 class Routing(abc.ABC):
@@ -169,7 +212,7 @@ class OneSiteAtATime(Routing):
 
 @dataclasses.dataclass(frozen=True)
 class UniformSubset(Routing):
-    """At each position `k` sites, `k` uniform in 1 … n, chosen uniformly: the ranks of uniform noise below `k`."""
+    """At each position `k` sites, `k` uniform in 1 … n, chosen uniformly; see `uniform_subset`."""
 
     def passes(
         self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]
@@ -177,21 +220,22 @@ class UniformSubset(Routing):
         """See `Routing.passes`."""
         key_k, key_noise = jax.random.split(key)
         k = jax.random.randint(key_k, lead, 1, len(sites) + 1)
-        noise = jax.random.uniform(key_noise, (len(sites), *lead))
-        return [uniform_subset(k, noise, sites)]
-
-
-def uniform_subset(k: Array, noise: Array, sites: Sequence[str]) -> Routes:
-    """Routes `[*lead]` from counts `k [*lead]` and noise `[n_sites, *lead]`."""
-    ranks = jnp.argsort(jnp.argsort(noise, axis=0), axis=0)
-    return {site: ranks[index] < k for index, site in enumerate(sites)}
+        return [uniform_subset(k, jax.random.uniform(key_noise, (len(sites), *lead)), sites)]
 
 
 @dataclasses.dataclass(frozen=True)
 class StaticProbability(Routing):
-    """Each site at each position with one probability, independently; none at all may be drawn."""
+    """Each site at each position with one probability, independently; none at all may be drawn.
+
+    **Errors:** `ValueError` for a probability outside [0, 1].
+    """
 
     probability: float
+
+    def __post_init__(self) -> None:
+        """Refuses what is no probability."""
+        if not 0.0 <= self.probability <= 1.0:
+            raise ValueError(f"a probability lies in 0 … 1, found {self.probability}")
 
     def passes(
         self, key: PRNGKeyArray, sites: Sequence[str], lead: tuple[int, ...]
@@ -203,3 +247,17 @@ class StaticProbability(Routing):
                 for index, site in enumerate(sites)
             }
         ]
+
+
+def uniform_subset(
+    k: Int[Array, "..."], noise: Float[Array, "..."], sites: Sequence[str]
+) -> Routes:
+    """Routes `[*lead]`: site `i` at the positions where its noise ranks below `k` among the sites.
+
+    **Arguments:**
+
+    - `k`: how many sites to route at each position, `[*lead]`.
+    - `noise`: uniform draws `[n_sites, *lead]`.
+    """
+    ranks = jnp.argsort(jnp.argsort(noise, axis=0), axis=0)
+    return {site: ranks[index] < k for index, site in enumerate(sites)}

@@ -8,7 +8,7 @@ batches are pure functions of a seed and of `training.step`.
 from typing import Any
 
 import equinox as eqx
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from pd_eqx.adversary import AdversaryState
 from pd_eqx.ci.base import CIFunction
@@ -32,12 +32,14 @@ class TrainingItem(eqx.Module):
     - `components_opt_state`, `ci_fn_opt_state`: optax states of the two parameter groups.
     - `adversaries`: persistent adversaries, one bundle by term name.
     - `step`: int32 scalar, the number of updates that the decomposition has had.
+    - `averages`: moving averages that terms of the objective read, `[C]` by term name and site.
     """
 
     components_opt_state: Any
     ci_fn_opt_state: Any
     adversaries: dict[str, AdversaryState]
     step: Int[Array, ""]
+    averages: dict[str, dict[str, Float[Array, " _"]]] = eqx.field(default_factory=dict)
 
 
 class TrainState(eqx.Module):
