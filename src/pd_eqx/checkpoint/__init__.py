@@ -1,5 +1,6 @@
 """Checkpoints of Equinox modules that give back what was saved, bit for bit, or say why not."""
 
+from pd_eqx.checkpoint.describe import StepDescription, StoreDescription, Stray
 from pd_eqx.checkpoint.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -12,7 +13,9 @@ from pd_eqx.checkpoint.errors import (
     StructureMismatchError,
     UnsavableStateError,
 )
+from pd_eqx.checkpoint.manifest import StoredFile, StoredItem
 from pd_eqx.checkpoint.store import CheckpointStore
+from pd_eqx.checkpoint.structure import Node
 from pd_eqx.donation import abstract_like
 
 __all__ = [
@@ -22,9 +25,15 @@ __all__ = [
     "CheckpointStore",
     "CorruptCheckpointError",
     "IncompleteCheckpointError",
+    "Node",
     "PlacementError",
     "ReadOnlyError",
     "SaveFailedError",
+    "StepDescription",
+    "StoreDescription",
+    "StoredFile",
+    "StoredItem",
+    "Stray",
     "StructureMismatchError",
     "UnsavableStateError",
     "abstract_like",

@@ -49,6 +49,16 @@ def foreign(root: Path) -> list[str]:
     )
 
 
+def saving(name: str) -> int | None:
+    """The step whose unfinished save has this name, if any has."""
+    return step_number(name.removeprefix(_SAVING)) if name.startswith(_SAVING) else None
+
+
+def removing(name: str) -> int | None:
+    """The step whose unfinished removal has this name, if any has."""
+    return step_number(name.removeprefix(_REMOVING)) if name.startswith(_REMOVING) else None
+
+
 def stage(root: Path, step: int) -> Path:
     """An empty directory to write step N into; what an earlier, failed save of it left is removed."""
     staged = root / f"{_SAVING}{step}"
@@ -89,7 +99,7 @@ def remove(root: Path, step: int) -> None:
 def finish_removals(root: Path) -> None:
     """Remove what removals that were cut short have left."""
     for name in foreign(root):
-        if name.startswith(_REMOVING) and step_number(name.removeprefix(_REMOVING)) is not None:
+        if removing(name) is not None:
             shutil.rmtree(root / name)
 
 

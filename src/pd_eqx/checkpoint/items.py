@@ -12,7 +12,7 @@ because orbax fails under an active one.
 Orbax raises whatever its parsers raise. Here each of them is told as a `CheckpointError`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def read(item: Path, abstract: Any) -> list[Any]:
     """The raw leaves of an item, in the order of `jax.tree.leaves(abstract)`.
 
     A leaf that has a sharding comes as a jax array in that sharding; one that has none comes as a
-    numpy array; `ocp.PLACEHOLDER` in its place leaves it unread. PRNG keys come as their raw data.
+    numpy array. PRNG keys come as their raw data.
 
     **Errors:** `CorruptCheckpointError` for whatever orbax raises.
     """
@@ -51,10 +51,6 @@ def read(item: Path, abstract: Any) -> list[Any]:
     template: list[Any] = []
     how: list[Any] = []
     for leaf in leaves:
-        if leaf is ocp.PLACEHOLDER:
-            template.append(leaf)
-            how.append(ocp.RestoreArgs(restore_type=np.ndarray))
-            continue
         stored = raw(leaf)
         sharding = getattr(leaf, "sharding", None)
         template.append(jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=sharding))
@@ -72,18 +68,29 @@ def read(item: Path, abstract: Any) -> list[Any]:
     return jax.tree.leaves(_call(item, lambda reader: reader.restore(item, args=arguments)))
 
 
-def stored_names(item: Path) -> tuple[list[str], Any]:
-    """The names of an item's arrays, and the plain tree of dicts and lists that they belong to."""
+def read_named(item: Path, names: Sequence[str]) -> list[np.ndarray]:
+    """Some arrays of an item by their stored names, as numpy arrays, without its abstract tree.
 
-    def names(reader: ocp.Checkpointer) -> tuple[list[str], Any]:
+    **Errors:** `CorruptCheckpointError` for whatever orbax raises.
+    """
+    wanted = frozenset(names)
+
+    def work(reader: ocp.Checkpointer) -> list[np.ndarray]:
         metadata: Any = reader.metadata(item).item_metadata
         found, treedef = jax.tree.flatten(metadata.tree)
-        return [leaf.name for leaf in found], treedef
+        template = [leaf if leaf.name in wanted else ocp.PLACEHOLDER for leaf in found]
+        how = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(found)
+        arguments = ocp.args.PyTreeRestore(
+            item=treedef.unflatten(template), restore_args=treedef.unflatten(how)
+        )
+        restored = jax.tree.leaves(reader.restore(item, args=arguments))
+        by_name = {leaf.name: array for leaf, array in zip(found, restored, strict=True)}
+        return [by_name[name] for name in names]
 
-    return _call(item, names)
+    return _call(item, work)
 
 
-def _call(item: Path, work: Any) -> Any:
+def _call(item: Path, work: Callable[[ocp.Checkpointer], Any]) -> Any:
     try:
         with (
             jax.set_mesh(None),

@@ -17,17 +17,18 @@ promises, and the failure that each promise guards against:
 import dataclasses
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
+import numpy as np
 
 from pd_eqx.checkpoint import disk, items, manifest
 from pd_eqx.checkpoint.background import Background
+from pd_eqx.checkpoint.describe import StepDescription, StoreDescription, strays
 from pd_eqx.checkpoint.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -52,6 +53,8 @@ from pd_eqx.checkpoint.structure import (
     refuse_unsavable,
 )
 from pd_eqx.donation import own_copy
+
+_GROUP_BYTES = 1 << 28
 
 _device_sums = jax.jit(device_sums)
 
@@ -201,10 +204,69 @@ class CheckpointStore:
         **Errors:** as for `restore`.
         """
         step, record = self._choose(step)
+        self._stored(step, record, item)
         self._compare(step, record, {item: abstract}, whole=False)
         if to == "devices":
             _refuse_placement(abstract, item)
         return self._read(step, record, item, abstract, verify=verify, to_host=to == "host")
+
+    def read_item(self, item: str, step: int | None = None) -> Iterator[tuple[Node, np.ndarray]]:
+        """Each array of an item with its record, on the host, without knowing the item's class.
+
+        It reads a quarter of a gigabyte at a time, or one larger array, and checks each fingerprint. A
+        PRNG key comes as its raw data. `dict` over `(node.path, array)` makes a table of it.
+
+        **Arguments:** as for `restore_item`.
+
+        **Errors:** as for `restore_item`, at the first damaged array.
+        """
+        step, record = self._choose(step)
+        stored = self._stored(step, record, item)
+        directory = self.path / str(step)
+        self._refuse_altered(directory, stored)
+        for node, array in self._arrays(directory, stored):
+            if array is None:
+                raise self._gone(directory) or _corrupt(directory, [node])
+            yield node, array
+
+    def verify(self, step: int | None = None) -> StepDescription:
+        """Read every byte of a step and compare it with what was saved.
+
+        **Arguments:**
+        - `step`: which step; the latest whole one by default.
+
+        **Returns:** the step's description.
+
+        **Errors:** `CorruptCheckpointError`, naming every damaged array of every item, and those
+        of `restore` for a step that is not whole.
+        """
+        step, record = self._choose(step)
+        directory = self.path / str(step)
+        present = [item for item in record.items if not item.stripped]
+        files = [*record.files, *(file for item in present for file in item.files)]
+        absent, resized = manifest.missing(directory, files)
+        damage = [*absent, *resized, *manifest.altered(directory, files)]
+        wrong = [node for item in present for node in self._wrong(directory, item)]
+        if damage or wrong:
+            raise self._gone(directory) or _corrupt(directory, wrong, "\n".join(damage))
+        return StepDescription(step, record.items)
+
+    @overload
+    def describe(self, step: int) -> StepDescription: ...
+    @overload
+    def describe(self, step: None = None) -> StoreDescription: ...
+    def describe(self, step: int | None = None) -> StepDescription | StoreDescription:
+        """What a step holds, or without `step` everything in the directory; reads no data.
+
+        **Errors:** `CheckpointNotFoundError` when there is no directory of that number.
+        """
+        self._check()
+        if step is None:
+            found = [self._describe(number) for number in disk.numbered(self.path)]
+            return StoreDescription(self.path, tuple(found), strays(self.path))
+        if step not in disk.numbered(self.path):
+            raise self._no_such(step)
+        return self._describe(step)
 
     def steps(self) -> list[int]:
         """The whole steps on disk now, ascending."""
@@ -227,13 +289,10 @@ class CheckpointStore:
         sums: list[Any] = []
         for _, leaf in leaves(item, name):
             array = jax.random.key_data(leaf) if is_key(leaf) else leaf
+            sums.append(_device_sums(array))
             if self._background is not None:
-                like = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
-                array, summed = own_copy(array, like, observe=device_sums)
-            else:
-                summed = _device_sums(array)
+                array = jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
             arrays.append(array)
-            sums.append(summed)
         return _Pending(name, nodes(item, name), treedef, arrays, sums)
 
     def _write(self, step: int, pending: Sequence[_Pending]) -> None:
@@ -290,6 +349,36 @@ class CheckpointStore:
             raise CorruptCheckpointError(f"step {step} of {self.path} is damaged: {resized[0]}")
         return record
 
+    def _describe(self, step: int) -> StepDescription:
+        try:
+            record = manifest.read(self.path / str(step))
+        except CheckpointError as error:
+            return StepDescription(step, (), str(error))
+        try:
+            self._whole(step)
+        except CheckpointError as error:
+            return StepDescription(step, record.items, str(error))
+        return StepDescription(step, record.items)
+
+    def _no_such(self, step: int) -> CheckpointNotFoundError:
+        return CheckpointNotFoundError(
+            f"there is no step {step} in {self.path}; whole steps: {self.steps()}"
+        )
+
+    def _stored(self, step: int, record: Manifest, name: str) -> StoredItem:
+        stored = record.item(name)
+        if stored is None:
+            raise StructureMismatchError(
+                f"step {step} of {self.path} has no item '{name}'; it holds "
+                f"{', '.join(item.name for item in record.items)}"
+            )
+        if stored.stripped:
+            raise IncompleteCheckpointError(
+                f"step {step} of {self.path} was stripped of {name} and can no longer be resumed; it "
+                f"still serves {', '.join(item.name for item in record.items if not item.stripped)}"
+            )
+        return stored
+
     def _is_whole(self, step: int) -> bool:
         try:
             self._whole(step)
@@ -303,9 +392,7 @@ class CheckpointStore:
         if step is not None:
             step = operator.index(step)
             if step not in numbered:
-                raise CheckpointNotFoundError(
-                    f"there is no step {step} in {self.path}; whole steps: {self.steps()}"
-                )
+                raise self._no_such(step)
             return step, manifest.read(self.path / str(step))
         for newest in reversed(numbered):
             try:
@@ -315,14 +402,11 @@ class CheckpointStore:
         raise CheckpointNotFoundError(f"there is no whole step in {self.path}")
 
     def _compare(self, step: int, record: Manifest, asked: dict[str, Any], *, whole: bool) -> None:
-        stored = [item for item in record.items if whole or item.name in asked]
-        stripped = [item.name for item in stored if item.stripped]
-        if stripped:
-            raise IncompleteCheckpointError(
-                f"step {step} of {self.path} was stripped of {', '.join(stripped)} and can no longer "
-                f"be resumed; it still serves "
-                f"{', '.join(item.name for item in record.items if not item.stripped)}"
-            )
+        stored = [
+            self._stored(step, record, item.name)
+            for item in record.items
+            if whole or item.name in asked
+        ]
         differing = differences(
             [node for item in stored for node in item.nodes],
             [node for name, item in asked.items() for node in nodes(item, name)],
@@ -349,54 +433,76 @@ class CheckpointStore:
     ) -> Any:
         stored = record.item(name)
         assert stored is not None
-        directory = self.path / str(step)
         by_path = {node.path: node for node in stored.arrays}
         asked = [(by_path[node.path], leaf) for node, leaf in leaves(abstract, name)]
         if not asked:
             return abstract
+        directory = self.path / str(step)
+        self._refuse_altered(directory, stored)
         try:
-            altered = manifest.altered(directory, stored.files)
-            if altered:
-                raise CorruptCheckpointError("\n".join([f"{directory} is damaged:", *altered]))
             template = jax.tree.map(raw, abstract) if to_host else abstract
             arrays = items.read(directory / name, template)
-            settle = _settle_on_host if to_host else _settle
-            settled, wrong = settle(arrays, asked, verify)
-            if wrong:
-                raise _corrupt(directory, wrong)
         except CorruptCheckpointError as error:
-            raise self._explained(error, directory, name, asked, abstract) from error
+            wrong = self._wrong(directory, stored)
+            raise self._gone(directory) or _corrupt(directory, wrong, str(error)) from error
+        settle = _settle_on_host if to_host else _settle
+        settled, wrong = settle(arrays, asked, verify)
+        if wrong:
+            raise _corrupt(directory, wrong)
         return jax.tree.structure(abstract).unflatten(settled)
 
-    def _explained(
-        self,
-        error: CorruptCheckpointError,
-        directory: Path,
-        name: str,
-        asked: list[tuple[Node, Any]],
-        abstract: Any,
-    ) -> CheckpointError:
-        """Why an item could not be read: its step is gone, or which of its leaves are damaged."""
-        if not (directory / manifest.NAME).exists():
-            return CheckpointNotFoundError(
-                f"{directory} was removed while it was being read, as by a writer that keeps only its "
-                f"newest steps; whole steps now: {self.steps()}"
-            )
-        if error.leaves:
-            return error
-        treedef = jax.tree.structure(abstract)
-        wrong: list[Node] = []
-        for position, (node, leaf) in enumerate(asked):
-            alone: list[Any] = [ocp.PLACEHOLDER] * len(asked)
-            alone[position] = raw(leaf)
-            try:
-                array = items.read(directory / name, treedef.unflatten(alone))[position]
-            except CorruptCheckpointError:
-                wrong.append(node)
-                continue
-            if _fingerprint(node, host_sums(array)) != node.fingerprint:
-                wrong.append(node)
-        return _corrupt(directory, wrong, str(error))
+    def _refuse_altered(self, directory: Path, item: StoredItem) -> None:
+        """Raise unless the files that orbax parses are as they were written."""
+        altered = manifest.altered(directory, item.files)
+        if altered:
+            raise self._gone(directory) or _corrupt(directory, (), "\n".join(altered))
+
+    def _gone(self, directory: Path) -> CheckpointNotFoundError | None:
+        """The error to raise if a step could not be read because it is there no more."""
+        if (directory / manifest.NAME).exists():
+            return None
+        return CheckpointNotFoundError(
+            f"{directory} was removed while it was being read, as by a writer that keeps only its newest "
+            f"steps; whole steps now: {self.steps()}"
+        )
+
+    def _wrong(self, directory: Path, item: StoredItem) -> list[Node]:
+        """The arrays of an item that are not what was saved, each read by itself."""
+        return [node for node, array in self._arrays(directory, item) if array is None]
+
+    def _arrays(
+        self, directory: Path, item: StoredItem
+    ) -> Iterator[tuple[Node, np.ndarray | None]]:
+        """Each array of an item, on the host; None for one that is not what was saved."""
+        for group in _grouped(item.arrays):
+            for node, array in zip(group, _read_on_host(directory / item.name, group), strict=True):
+                intact = (
+                    array is not None and _fingerprint(node, host_sums(array)) == node.fingerprint
+                )
+                yield node, array if intact else None
+
+
+def _grouped(nodes: Sequence[Node]) -> Iterator[list[Node]]:
+    """The nodes in order, in groups of so many bytes as a host can spare, or of one."""
+    group: list[Node] = []
+    for node in nodes:
+        if group and sum(member.bytes for member in group) + node.bytes > _GROUP_BYTES:
+            yield group
+            group = []
+        group.append(node)
+    if group:
+        yield group
+
+
+def _read_on_host(item: Path, group: Sequence[Node]) -> list[np.ndarray | None]:
+    """The arrays of some nodes; None for each that cannot be read, found by halving."""
+    try:
+        return [*items.read_named(item, [node.name for node in group])]
+    except CorruptCheckpointError:
+        if len(group) == 1:
+            return [None]
+        half = len(group) // 2
+        return _read_on_host(item, group[:half]) + _read_on_host(item, group[half:])
 
 
 def _recorded(step: int, directory: Path, pending: Sequence[_Pending]) -> Manifest:
