@@ -23,14 +23,10 @@ from pd_eqx.data.sparse_features import (
 )
 from pd_eqx.linear import capture, masked
 from pd_eqx.masks import SiteMask
+from pd_eqx.targets.resid_mlp import Activation, Label, ResidMLP, contracted, labels
 from pd_eqx.targets.tms import TMS, feature_importances
 
 GOLDEN = "10_targets_data"
-LEFT_OUT = {
-    "resid_*": "the residual MLP is not among the targets yet",
-    "stats/resid_p0.01": "as a batch of a residual MLP; the same draws as in stats/tms_p0.05",
-    "labels/*": "labels that a residual MLP is trained on",
-}
 
 
 def tms(golden: Golden, case: str) -> TMS:
@@ -49,6 +45,48 @@ def test_the_target_and_what_its_sites_see(golden: Golden, case: str) -> None:
     outputs, site_inputs, _ = capture(tms(golden, f"tms_{case}"), golden[f"tms_{case}/in"])
     golden.check(f"tms_{case}/out", outputs, "A")
     golden.check_under(f"tms_{case}/pre_acts", site_inputs, "A")
+
+
+def resid_mlp(golden: Golden, case: str) -> ResidMLP:
+    weights = golden.under(f"{case}/target")
+
+    def by_layer(name: str) -> tuple[Array, ...]:
+        keys = sorted(key for key in weights if key.endswith(name))
+        return tuple(weights[key].T for key in keys)
+
+    return ResidMLP(
+        embedding=weights["W_E"],
+        unembedding=weights["W_U"],
+        mlp_in=by_layer("mlp_in.weight"),
+        mlp_out=by_layer("mlp_out.weight"),
+        in_bias=by_layer("mlp_in.bias"),
+        out_bias=by_layer("mlp_out.bias"),
+        activation="gelu" if "gelu" in case else "relu",
+    )
+
+
+@pytest.mark.parametrize("case", golden_cases(GOLDEN, "resid_*/in"))
+def test_the_residual_mlp_and_what_its_sites_see(golden: Golden, case: str) -> None:
+    case = f"resid_{case}"
+    target, inputs = resid_mlp(golden, case), golden[f"{case}/in"]
+    outputs, site_inputs, _ = capture(target, inputs)
+    golden.check(f"{case}/out", outputs, "A")
+    golden.check(f"{case}/out", contracted(target, inputs), "A")
+    golden.check(f"{case}/residual", target.residual(inputs), "A")
+    golden.check_under(f"{case}/pre_acts", site_inputs, "A")
+
+
+@pytest.mark.parametrize(
+    ("key", "label", "activation"),
+    [
+        ("act_plus_resid_relu", "act_plus_resid", "relu"),
+        ("act_plus_resid_gelu", "act_plus_resid", "gelu"),
+        ("abs_None", "abs", "relu"),
+    ],
+)
+def test_labels(golden: Golden, key: str, label: Label, activation: Activation) -> None:
+    found = labels(golden["labels/x"], golden["labels/coeffs"], label, activation)
+    golden.check(f"labels/{key}", found, "A")
 
 
 def test_a_decomposed_identity(golden: Golden) -> None:
@@ -109,6 +147,7 @@ def statistics(batch: Array) -> Array:
     ("case", "batches"),
     [
         ("tms_p0.05", SparseFeatures(20000, 5, 0.05)),
+        ("resid_p0.01", SparseFeatures(20000, 100, 0.01, low=-1.0)),
         ("exactly_one", ExactlyActive(20000, 5, 1)),
         ("exactly_two_neg", ExactlyActive(20000, 10, 2, low=-1.0)),
     ],

@@ -1,0 +1,153 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pd_eqx.linear import capture
+from pd_eqx.sites import Site
+from pd_eqx.targets.resid_mlp import ResidMLP, ResidMLPTraining, contracted
+from pd_eqx.targets.training import BadTargetError, Progress, abstract_target, train_target
+
+SMALL = ResidMLPTraining(
+    n_features=10,
+    d_embed=60,
+    n_neurons=8,
+    probability=0.05,
+    batch_size=512,
+    steps=600,
+    learning_rate=1e-2,
+    max_loss=0.6,
+    min_response=0.2,
+    updates_per_dispatch=300,
+)
+
+
+def drawn(n_layers: int, **changes: object) -> ResidMLP:
+    """An untrained target, its biases not zero."""
+    training = dataclasses.replace(SMALL, n_layers=n_layers, **changes)
+    target = training.target(*training.init(jax.random.key(3)))
+    bumps = jax.tree.map(lambda leaf: 0.1 * jnp.cos(jnp.arange(leaf.size)), target)
+    return dataclasses.replace(target, in_bias=bumps.in_bias, out_bias=bumps.out_bias)
+
+
+def test_sites_are_named_layer_by_layer_in_the_order_of_the_forward_pass() -> None:
+    target = drawn(2)
+    assert target.sites() == (
+        Site("layers.0.mlp_in", 60, 4),
+        Site("layers.0.mlp_out", 4, 60),
+        Site("layers.1.mlp_in", 60, 4),
+        Site("layers.1.mlp_out", 4, 60),
+    )
+    _, site_inputs, _ = capture(target, jnp.ones((3, 10)))
+    assert list(site_inputs) == [site.name for site in target.sites()]
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 4])
+@pytest.mark.parametrize("biases", [(False, False), (True, False), (False, True), (True, True)])
+def test_the_contracted_forward_is_the_same_network(
+    n_layers: int, biases: tuple[bool, bool]
+) -> None:
+    target = drawn(n_layers, in_bias=biases[0], out_bias=biases[1], activation="gelu")
+    assert (len(target.in_bias), len(target.out_bias)) == (
+        n_layers * biases[0],
+        n_layers * biases[1],
+    )
+    inputs = jax.random.normal(jax.random.key(0), (5, 10))
+    np.testing.assert_allclose(contracted(target, inputs), target(inputs), rtol=2e-5, atol=2e-6)
+
+
+def test_a_trained_target_computes_every_feature() -> None:
+    progress: list[Progress] = []
+    target = train_target(jax.random.key(0), SMALL, progress.append)
+    assert progress[-1].step == 600
+    assert progress[-1].loss < progress[0].loss
+    assert jnp.all(SMALL.responses(target, jnp.ones(10)) > 0.2)
+    norms = jnp.linalg.norm(target.embedding, axis=1)
+    np.testing.assert_allclose(norms, 1.0, rtol=1e-6)
+    assert jnp.array_equal(target.unembedding, target.embedding.T)
+
+
+def test_the_same_key_gives_the_same_bits_whatever_the_dispatches() -> None:
+    training = dataclasses.replace(SMALL, steps=60, max_loss=9.0, min_response=-9.0)
+    once, again, other = (
+        train_target(jax.random.key(seed), dataclasses.replace(training, updates_per_dispatch=n))
+        for seed, n in ((1, 60), (1, 17), (2, 60))
+    )
+    assert leaf_bytes(once) == leaf_bytes(again)
+    assert leaf_bytes(once) != leaf_bytes(other)
+
+
+def leaf_bytes(target: ResidMLP) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(target)]
+
+
+def test_the_abstract_target_has_the_shapes_of_the_trained_one() -> None:
+    training = dataclasses.replace(SMALL, steps=1, max_loss=9.0, min_response=-9.0, in_bias=True)
+    trained = train_target(jax.random.key(0), training)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), trained)
+    assert jax.tree.all(jax.tree.map(lambda a, b: a == b, shapes, abstract_target(training)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {"steps": 2},
+            r"its loss is .* of the .* that it has without neurons, expected at most 0.6; "
+            r"features hardly computed: \d \(-?0\.\d\d\).*Train longer",
+        ),
+        ({"n_neurons": 1, "max_loss": 9.0}, r"features hardly computed.*at least 0\.2 of"),
+        ({"learning_rate": 1e30, "steps": 5}, r"in 2 attempts.*not finite, so training diverged"),
+    ],
+)
+def test_a_bad_target_is_refused_with_the_reason(changes: dict[str, float], complaint: str) -> None:
+    with pytest.raises(BadTargetError, match=complaint):
+        train_target(jax.random.key(0), dataclasses.replace(SMALL, attempts=2, **changes))
+
+
+def test_each_feature_is_asked_by_itself() -> None:
+    """Two neurons a feature make a perfect absolute value; without those of feature 2 only that is missed."""
+    training = ResidMLPTraining(3, 3, 6, label="abs", coefficient_low=2.0, coefficient_high=2.0)
+    signed = jnp.concatenate([jnp.eye(3), -jnp.eye(3)], axis=1)
+    back = 2.0 * jnp.abs(signed.T)
+    target = ResidMLP(
+        jnp.eye(3), jnp.eye(3), (signed,), (back - jnp.eye(6, 3) + jnp.eye(6, 3, -3),)
+    )
+    coefficients = jnp.full(3, 2.0)
+    np.testing.assert_allclose(training.responses(target, coefficients), [1.0, 1.0, 1.0])
+    deaf = dataclasses.replace(target, mlp_in=(signed.at[2].set(0.0),))
+    np.testing.assert_allclose(training.responses(deaf, coefficients), [1.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"n_features": 0}, "n_features is 0"),
+        ({"attempts": 0}, "attempts is 0"),
+        ({"n_neurons": 8, "n_layers": 3}, "3 layers cannot share evenly; try 6"),
+        ({"coefficient_low": 2.0}, "the first must not be larger"),
+    ],
+)
+def test_settings_that_cannot_be_trained_are_refused(
+    changes: dict[str, float], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        dataclasses.replace(SMALL, **changes)
+
+
+def test_layers_that_do_not_belong_together_are_refused() -> None:
+    target = drawn(2, in_bias=True)
+    with pytest.raises(ValueError, match=r"with 2 matrices mlp_in.*in_bias \(1\)"):
+        dataclasses.replace(target, in_bias=target.in_bias[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_layers", "n_neurons"), [(1, 50), (2, 50), (3, 51)])
+def test_the_published_sizes_end_in_a_good_target(n_layers: int, n_neurons: int) -> None:
+    progress: list[Progress] = []
+    train_target(
+        jax.random.key(5), ResidMLPTraining(100, 1000, n_neurons, n_layers), progress.append
+    )
+    assert progress[-1].attempt == 0
