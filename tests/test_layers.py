@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("step",),
     ("objective",),
     ("state", "losses", "adversary", "masks", "ci", "linear", "schedule", "optimizers"),
-    ("sharding", "donation", "components", "sites"),
+    ("sharding", "donation", "components", "sites", "precision"),
 )
 
 # These are of use without parameter decomposition, and may import no other room than those named.
@@ -50,7 +50,11 @@ FIRST_OF_MATHEMATICS = "step"
 # Edge modules that no other module imports at its top, and so may import these extras at theirs.
 EDGES: Mapping[str, frozenset[str]] = {
     "cli": frozenset({"typer", "rich"}),
-    "runs.config": frozenset({"pydantic", "yaml"}),
+    "cli.train": frozenset({"typer"}),
+    "cli.evaluate": frozenset({"typer"}),
+    "cli.console": frozenset({"rich"}),
+    "runs.config": frozenset({"pydantic"}),
+    "runs.config_file": frozenset({"pydantic", "yaml"}),
     "evals.figures": frozenset({"matplotlib"}),
 }
 

@@ -65,7 +65,9 @@ class Evaluation:
         self._draw = jax.jit(_draw)
         self._product = jax.jit(self.measure_product)
         self._init = jax.jit(self.init)
-        self._update = jax.jit(self.update, donate_argnums=0)
+        self._measure = jax.jit(self.measure_batch)
+        # Apart from the measuring, which would else compile once more for the empty means' placement.
+        self._combine = jax.jit(means.combine, donate_argnums=0)
 
     def __call__(
         self,
@@ -91,7 +93,8 @@ class Evaluation:
             inputs, key_metrics = self._draw(batches, key, index)
             if pooled is None:
                 pooled = self._init(decomposition, target, inputs, key_metrics)
-            pooled = self._update(pooled, decomposition, target, inputs, key_metrics)
+            measured = self._measure(decomposition, target, inputs, key_metrics)
+            pooled = self._combine(pooled, measured)
         return self.finish(pooled, product, decomposed_sites(decomposition, target))
 
     def measure_product(self, decomposition: Decomposition, target: Target) -> tuple[Any, ...]:

@@ -76,8 +76,15 @@ class Assembly:
         return make_evaluation(settings)
 
     def _init(self, key: PRNGKeyArray, target: Target) -> TrainState:
-        optimizers = self.config.optimizers.build()
-        return init_state(key, target, self.counts, self.config.ci_fn.build, optimizers)
+        return init_state(
+            key,
+            target,
+            self.counts,
+            self.config.ci_fn.build,
+            self.config.optimizers.build(),
+            objective=self.config.build_objective(),
+            batches=self.batches,
+        )
 
 
 def assemble(config: Config) -> Assembly:

@@ -8,6 +8,7 @@ Every field changes the trajectory of a run unless it is marked `beside_trajecto
 configuration that agrees in all that do, or its record would describe a run that never was.
 """
 
+import abc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from pydantic import Field
 if TYPE_CHECKING:
     from pd_eqx.adversary import Scope
     from pd_eqx.evals.evaluation import EvaluationSettings
+    from pd_eqx.evals.patterns import Pattern
     from pd_eqx.losses import Distance
     from pd_eqx.masks import MaskSource, Routing
     from pd_eqx.objective import Objective, Term
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pd_eqx.schedule import Schedule
     from pd_eqx.step import BatchSource
     from pd_eqx.targets.base import Target
+    from pd_eqx.targets.training import Training
 
 _BESIDE_TRAJECTORY = "beside_trajectory"
 
@@ -117,43 +120,24 @@ AnySchedule = Annotated[
 # Targets
 
 
-class TMSTrainingConfig(Node):
-    """How the toy model is trained; see `pd_eqx.targets.tms.TMSTraining`."""
+class ToyTarget(Node, abc.ABC):
+    """A toy that is trained in the run, from the run's seed."""
 
-    steps: Count = 3000
-    batch_size: Count = 2048
-    learning_rate: Positive = 1e-2
-    probability: Fraction = 0.05
-    importance: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    attempts: Count = 8
+    @abc.abstractmethod
+    def settings(self) -> "Training[Any]":
+        """The library's settings of its training."""
 
-
-class TMSTarget(Node):
-    """A toy model of superposition, trained in the run from the run's seed."""
-
-    kind: Literal["tms"]
-    n_features: Count
-    n_hidden: Count
-    n_hidden_layers: Annotated[int, Field(ge=0)] = 0
-    training: TMSTrainingConfig = TMSTrainingConfig()
+    @abc.abstractmethod
+    def evaluation(
+        self, settings: "EvaluationConfig", counts: dict[str, int], *, in_full: bool
+    ) -> "EvaluationSettings":
+        """What is measured on it: in the loop, or in full at the end of a run."""
 
     def abstract(self) -> "Target":
         """The target's shapes, without numbers."""
-        import equinox as eqx
-        import jax.numpy as jnp
+        from pd_eqx.targets.training import abstract_target
 
-        from pd_eqx.targets.tms import TMS
-
-        def zeros() -> TMS:
-            d, h = self.n_features, self.n_hidden
-            return TMS(
-                linear1=jnp.zeros((d, h)),
-                hidden=tuple(jnp.zeros((h, h)) for _ in range(self.n_hidden_layers)),
-                linear2=jnp.zeros((h, d)),
-                bias=jnp.zeros(d),
-            )
-
-        return eqx.filter_eval_shape(zeros)
+        return abstract_target(self.settings())
 
     def build(self, key: Any, watch: Callable[[str], None]) -> "Target":
         """A trained target that passed its check.
@@ -163,28 +147,36 @@ class TMSTarget(Node):
         - `key`: its own PRNG key; the same key gives the same bits.
         - `watch`: told now and then, in a phrase, how far the training is.
         """
-        from pd_eqx.targets.tms import TMSProgress, TMSTraining, train_tms
+        from pd_eqx.targets.training import Progress, train_target
 
-        def tell(progress: TMSProgress) -> None:
+        def tell(progress: Progress) -> None:
             watch(f"target  step {progress.step}/{progress.steps}  loss {progress.loss:.3g}")
 
-        shape = self.model_dump(include={"n_features", "n_hidden", "n_hidden_layers"})
-        return train_tms(key, TMSTraining(**shape, **self.training.model_dump()), tell)
+        return train_target(key, self.settings(), tell)
+
+
+class FeatureTarget(ToyTarget, abc.ABC):
+    """A toy that reads sparse features."""
+
+    n_features: Count
+
+    @abc.abstractmethod
+    def expected(self, site: str) -> "Pattern":
+        """The pattern of importances that a site is known to have, fed one feature at a time."""
 
     def evaluation(
         self, settings: "EvaluationConfig", counts: dict[str, int], *, in_full: bool
     ) -> "EvaluationSettings":
-        """What is measured on it: in the loop, or in full at the end of a run."""
+        """See `ToyTarget.evaluation`; a site with too few components for its pattern is not held to it."""
         from pd_eqx.adversary import ProjectedGradient, Scope
         from pd_eqx.evals.activity import Activity
-        from pd_eqx.evals.patterns import Dense, Identity
+        from pd_eqx.evals.patterns import Identity
         from pd_eqx.evals.toys import toy_in_full, toy_in_loop
 
-        # A feature a component between features and hidden layer; all neurons, for all features, within.
         expected = {
-            site: Identity() if site.startswith("linear") else Dense(self.n_hidden)
+            site: pattern
             for site, count in counts.items()
-            if not site.startswith("linear") or count >= self.n_features
+            if not isinstance(pattern := self.expected(site), Identity) or count >= self.n_features
         }
         activity = Activity(
             alive_importance=settings.alive_importance,
@@ -204,7 +196,89 @@ class TMSTarget(Node):
         )
 
 
-AnyTarget = TMSTarget
+class TMSTrainingConfig(Node):
+    """How the toy model is trained; see `pd_eqx.targets.tms.TMSTraining`."""
+
+    steps: Count = 3000
+    batch_size: Count = 2048
+    learning_rate: Positive = 1e-2
+    probability: Fraction = 0.05
+    importance: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    attempts: Count = 8
+
+
+class TMSTarget(FeatureTarget):
+    """A toy model of superposition."""
+
+    kind: Literal["tms"]
+    n_hidden: Count
+    n_hidden_layers: Annotated[int, Field(ge=0)] = 0
+    training: TMSTrainingConfig = TMSTrainingConfig()
+
+    def settings(self) -> "Training[Any]":
+        """See `ToyTarget.settings`."""
+        from pd_eqx.targets.tms import TMSTraining
+
+        shape = self.model_dump(include={"n_features", "n_hidden", "n_hidden_layers"})
+        return TMSTraining(**shape, **self.training.model_dump())
+
+    def expected(self, site: str) -> "Pattern":
+        """See `FeatureTarget.expected`: a component a feature, but all neurons for all features within."""
+        from pd_eqx.evals.patterns import Dense, Identity
+
+        return Identity() if site.startswith("linear") else Dense(self.n_hidden)
+
+
+class ResidMLPTrainingConfig(Node):
+    """How the residual MLP is trained; see `pd_eqx.targets.resid_mlp.ResidMLPTraining`."""
+
+    label: Literal["act_plus_resid", "abs"] = "act_plus_resid"
+    coefficient_low: float = 1.0
+    coefficient_high: float = 1.0
+    steps: Count = 1000
+    batch_size: Count = 2048
+    learning_rate: Positive = 3e-3
+    probability: Fraction = 0.01
+    max_loss: Positive = 0.45
+    min_response: float = 0.25
+    attempts: Count = 3
+
+
+class ResidMLPTarget(FeatureTarget):
+    """A residual MLP with fewer neurons, all layers together, than it computes features."""
+
+    kind: Literal["resid_mlp"]
+    d_embed: Count
+    n_neurons: Count
+    n_layers: Count = 1
+    activation: Literal["relu", "gelu"] = "relu"
+    in_bias: bool = False
+    out_bias: bool = False
+    training: ResidMLPTrainingConfig = ResidMLPTrainingConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _layers_share(self) -> "ResidMLPTarget":
+        if self.n_neurons % self.n_layers:
+            raise ValueError(
+                f"n_neurons is {self.n_neurons}, which {self.n_layers} layers cannot share evenly"
+            )
+        return self
+
+    def settings(self) -> "Training[Any]":
+        """See `ToyTarget.settings`."""
+        from pd_eqx.targets.resid_mlp import ResidMLPTraining
+
+        shape = self.model_dump(exclude={"kind", "training"})
+        return ResidMLPTraining(**shape, **self.training.model_dump())
+
+    def expected(self, site: str) -> "Pattern":
+        """See `FeatureTarget.expected`: a component a feature into the neurons, one a neuron out of them."""
+        from pd_eqx.evals.patterns import Dense, Identity
+
+        return Identity() if site.endswith("mlp_in") else Dense(self.n_neurons // self.n_layers)
+
+
+AnyTarget = Annotated[TMSTarget | ResidMLPTarget, Field(discriminator="kind")]
 
 
 # Causal-importance functions

@@ -1,54 +1,50 @@
 """The end of a run: its last evaluation, its figures, and `summary.json`, whose presence says that it is finished.
 
-Reads nothing but the product out of the last checkpoint, so that what is reported is what a consumer will open.
+Everything is measured on the product as it was read back from its checkpoint, so that what is reported is what a
+consumer will open.
 """
 
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from pd_eqx.checkpoint import CheckpointStore
-from pd_eqx.evals.evaluation import Result
-from pd_eqx.runs.assembly import Assembly
-from pd_eqx.runs.directory import RunDirectory, read_json, write_json
-from pd_eqx.targets.base import Target
+from pd_eqx.runs.directory import read_json, write_json
+from pd_eqx.runs.open import OpenedRun
 
 
-def finish(
-    directory: RunDirectory,
-    assembly: Assembly,
-    target: Target,
-    store: CheckpointStore,
-    seconds: Callable[[], float],
-) -> dict[str, Any]:
-    """Evaluates the last step in full and writes figures and summary.
+def finish(run: OpenedRun, seconds: Callable[[], float]) -> dict[str, Any]:
+    """Evaluates the last step in full, and writes figures and summary.
 
     **Arguments:**
 
+    - `run`: opened at its last step.
     - `seconds`: how long the run has taken, all its processes together.
 
     **Returns:** the summary.
     """
-    config = assembly.config
-    result = evaluate_step(assembly, target, store, config.steps)
-    record = read_json(directory.record)
+    config = run.assembly.config
+    report = evaluate(run)
+    record = read_json(run.directory.record)
     summary = {
         "name": config.name,
         "seed": config.seed,
-        "steps": config.steps,
+        "steps": run.step,
         "seconds": round(seconds(), 3),
         "resumes": record["resumes"],
-        "donated_fraction": record.get("donated_fraction"),
-        **result.report,
+        "donated_fraction": record["donated_fraction"],
+        **report,
         "versions": {name: metadata.version(name) for name in ("pd_eqx", "jax", "equinox")},
     }
-    write_json(directory.summary, summary)
+    write_json(run.directory.summary, summary)
     return summary
 
 
-def evaluate_step(assembly: Assembly, target: Target, store: CheckpointStore, step: int) -> Result:
-    """The full evaluation of one checkpoint's product."""
-    abstract = assembly.abstract(target).decomposition
-    decomposition = store.restore_item("decomposition", abstract, step)
-    evaluate = assembly.evaluation(in_full=True)
-    return evaluate(decomposition, target, assembly.batches, assembly.keys.evaluation)
+def evaluate(run: OpenedRun) -> dict[str, Any]:
+    """Evaluates an opened run in full and draws its figures.
+
+    **Returns:** nested numbers, ready for JSON.
+    """
+    assembly = run.assembly
+    measure = assembly.evaluation(in_full=True)
+    result = measure(run.decomposition, run.target, assembly.batches, assembly.keys.evaluation)
+    return result.report

@@ -30,6 +30,7 @@ from pd_eqx.runs.config import Config
 from pd_eqx.runs.config_file import dump_config, load_config, refuse_mismatch
 from pd_eqx.runs.directory import RunDirectory, read_json, write_atomically, write_json
 from pd_eqx.runs.finish import finish
+from pd_eqx.runs.open import OpenedRun, restore_product
 from pd_eqx.runs.preemption import NeverStop, Stop
 from pd_eqx.runs.stored_target import stored_target
 from pd_eqx.runs.tracking import MetricsFile, Tracker
@@ -162,9 +163,9 @@ class _Session:
             if self.saved < self.config.steps or self.stop.requested:
                 return Outcome(self.saved, None)
             self.watcher.say("evaluate")
-            summary = finish(
-                self.directory, assembly, target, store, lambda: self.clock() - self.began
-            )
+            product = restore_product(store, assembly, target, self.saved)
+            run = OpenedRun(self.directory, assembly, target, product, self.saved)
+            summary = finish(run, lambda: self.clock() - self.began)
             return Outcome(self.saved, summary)
 
     def _claim(self, latest: int | None) -> None:

@@ -64,11 +64,16 @@ class SignalStop:
 
     Threads inherit the blocked signals, so this is the first thing that a command does.
 
-        with SignalStop() as stop:
+        with SignalStop("go on with: ...") as stop:
             outcome = train(config, run_dir, stop=stop)
+
+    **Arguments:**
+
+    - `again`: how to go on, told to a person when the process leaves from here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, again: str) -> None:
+        self._again = again
         self._lock = threading.Lock()
         self._requested = False
         self._holds = 0
@@ -122,9 +127,10 @@ class SignalStop:
             with self._lock:
                 self._interrupts += number == signal.SIGINT
                 if self._interrupts > 1:
-                    _leave(KILLED, "interrupted twice: left at once")
+                    _leave(KILLED, f"interrupted twice, left at once; {self._again}")
                 if not self._holds:
-                    _leave(INTERRUPTED, f"{signal.Signals(number).name}: {self._advice}")
+                    name = signal.Signals(number).name
+                    _leave(INTERRUPTED, f"{name}: {self._advice}\n{self._again}")
                 self._requested = True
 
 
@@ -132,6 +138,7 @@ def _leave(status: int, message: str) -> None:
     """Ends the process from any thread, whatever the others are in the middle of."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-        sys.stderr.write(f"\n{message}\n")
+        cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar had hidden it
+        sys.stderr.write(f"{cursor}\n{message}\n")
         sys.stderr.flush()
     os._exit(status)

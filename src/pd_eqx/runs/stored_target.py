@@ -30,10 +30,11 @@ def stored_target(
     with CheckpointStore(directory.target) as store:
         if store.latest_step() is None:
             store.save(0, _Stored(assembly.config.target.build(assembly.keys.target, watch)))
-        return load_target(store, assembly)
+    return load_target(directory, assembly)
 
 
-def load_target(store: CheckpointStore, assembly: Assembly) -> Target:
-    """The target in a store, placed like the rest of the run."""
+def load_target(directory: RunDirectory, assembly: Assembly) -> Target:
+    """The stored target, placed like the rest of the run; nothing is written."""
     abstract = assembly.placed(assembly.config.target.abstract())
-    return store.restore_item("target", abstract)
+    with CheckpointStore(directory.target, read_only=True) as store:
+        return store.restore_item("target", abstract)
