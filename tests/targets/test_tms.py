@@ -5,15 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pd_eqx.targets.tms import (
-    TMS,
-    BadTargetError,
-    TMSProgress,
-    TMSTraining,
-    check_tms,
-    tms_problems,
-    train_tms,
-)
+from pd_eqx.targets.tms import TMS, TMSTraining, check_tms, tms_problems
+from pd_eqx.targets.training import BadTargetError, Progress, train_target
 
 PENTAGON = TMSTraining(n_features=5, n_hidden=2, steps=1000, batch_size=512)
 
@@ -31,12 +24,12 @@ def leaf_bytes(target: TMS) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def trained() -> tuple[TMS, list[TMSProgress]]:
-    progress: list[TMSProgress] = []
-    return train_tms(jax.random.key(1), PENTAGON, progress.append), progress
+def trained() -> tuple[TMS, list[Progress]]:
+    progress: list[Progress] = []
+    return train_target(jax.random.key(1), PENTAGON, progress.append), progress
 
 
-def test_a_trained_target_is_tied_and_good(trained: tuple[TMS, list[TMSProgress]]) -> None:
+def test_a_trained_target_is_tied_and_good(trained: tuple[TMS, list[Progress]]) -> None:
     target, progress = trained
     check_tms(target)
     assert jnp.array_equal(target.linear2, target.linear1.T)
@@ -47,10 +40,10 @@ def test_a_trained_target_is_tied_and_good(trained: tuple[TMS, list[TMSProgress]
 
 
 def test_other_dispatches_and_fixed_identities_change_no_bit_of_the_rest(
-    trained: tuple[TMS, list[TMSProgress]],
+    trained: tuple[TMS, list[Progress]],
 ) -> None:
     plain, _ = trained
-    deep = train_tms(
+    deep = train_target(
         jax.random.key(1),
         dataclasses.replace(PENTAGON, n_hidden_layers=2, updates_per_dispatch=170),
     )
@@ -69,34 +62,36 @@ def test_other_dispatches_and_fixed_identities_change_no_bit_of_the_rest(
 def test_a_feature_that_does_not_matter_is_weighed_down() -> None:
     training = dataclasses.replace(PENTAGON, importance=0.05, attempts=1, steps=400)
     with pytest.raises(BadTargetError, match=r"feature 4 has norm 0.*expected 0.9 to 1.3"):
-        train_tms(jax.random.key(0), training)
+        train_target(jax.random.key(0), training)
 
 
 def test_what_the_watcher_raises_stops_the_training_between_dispatches() -> None:
     seen: list[int] = []
 
-    def stop(progress: TMSProgress) -> None:
+    def stop(progress: Progress) -> None:
         seen.append(progress.step)
         if progress.step >= 200:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_tms(jax.random.key(0), dataclasses.replace(PENTAGON, updates_per_dispatch=100), stop)
+        train_target(
+            jax.random.key(0), dataclasses.replace(PENTAGON, updates_per_dispatch=100), stop
+        )
     assert seen == [100, 200]
 
 
 def test_attempts_run_out_with_the_reason() -> None:
-    progress: list[TMSProgress] = []
+    progress: list[Progress] = []
     training = dataclasses.replace(PENTAGON, steps=3, attempts=2)
     with pytest.raises(BadTargetError, match=r"in 2 attempts; the last one: .* Train longer"):
-        train_tms(jax.random.key(0), training, progress.append)
+        train_target(jax.random.key(0), training, progress.append)
     assert [p.attempt for p in progress] == [0, 1]
 
 
 def test_a_bad_first_attempt_is_followed_by_the_next_key() -> None:
-    progress: list[TMSProgress] = []
+    progress: list[Progress] = []
     # The first attempt of this key settles in a square, with one feature dropped.
-    target = train_tms(jax.random.key(2), PENTAGON, progress.append)
+    target = train_target(jax.random.key(2), PENTAGON, progress.append)
     assert progress[-1].attempt > 0
     assert tms_problems(target) == []
 
@@ -141,4 +136,4 @@ def test_settings_that_cannot_be_trained_are_refused(field: str, value: float) -
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("shape", [(5, 2), (40, 10)])
 def test_every_seed_ends_in_a_good_target(seed: int, shape: tuple[int, int]) -> None:
-    check_tms(train_tms(jax.random.key(seed), TMSTraining(*shape)))
+    check_tms(train_target(jax.random.key(seed), TMSTraining(*shape)))

@@ -1,17 +1,13 @@
 """Toy models of superposition: sparse features squeezed through a narrow hidden layer, and how they are trained.
 
-A decomposition can only be judged against a target that is known to be good. A trained toy may have dropped a
-feature, or have crowded two into one direction, and a decomposition of it would then fail its own checks for
-no fault of its own. So training ends in a check, tries again from the next key where the check fails, and
-refuses with the reason when no attempt was good.
+A trained toy may have dropped a feature, or have crowded two into one direction, and a decomposition of it would
+then fail its own checks for no fault of its own. So each feature must be a direction of its own.
 
 Source: Elhage et al. 2022; Bushnaq et al. 2025 (arXiv 2506.20790); golden numbers `10_targets_data`.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +16,14 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from pd_eqx.data.sparse_features import SparseFeatures
 from pd_eqx.linear import LinearMap, frozen
-from pd_eqx.optimizers import AdamW
+from pd_eqx.optimizers import AdamW, Optimizer
 from pd_eqx.schedule import decaying
 from pd_eqx.sites import Site
 from pd_eqx.targets.base import Target
+from pd_eqx.targets.training import BadTargetError, Training, check_counts
 
 NORM_RANGE = (0.9, 1.3)
 ANGLE_TOLERANCE = 3.0  # degrees
-
-
-class BadTargetError(ValueError):
-    """A trained target does not represent its features as a decomposition of it would be judged by."""
 
 
 class TMS(Target):
@@ -63,15 +56,14 @@ class TMS(Target):
 
 
 @dataclasses.dataclass(frozen=True)
-class TMSTraining:
+class TMSTraining(Training[TMS]):
     """How a TMS is trained: tied (`W2 = W1ᵀ`), to return the features it is given.
 
     - `n_features`, `n_hidden`: its shape; `n_hidden_layers`: fixed identity layers between.
     - `probability`: of each feature to be non-zero.
     - `importance`: feature `i` weighs `importance^i` in the squared error.
     - `batch_size`, `steps`, `learning_rate`: of AdamW, cosine to 0; without weight decay.
-    - `attempts`: how many keys may be tried until a target is good.
-    - `updates_per_dispatch`: bound on the updates between two looks at the outside world.
+    - `attempts`, `updates_per_dispatch`: see `Training`.
 
     **Errors:** `ValueError` for a size below one or an importance outside (0, 1].
     """
@@ -89,26 +81,54 @@ class TMSTraining:
 
     def __post_init__(self) -> None:
         """Refuses what cannot be trained."""
-        for name in ("n_features", "n_hidden", "steps", "attempts", "updates_per_dispatch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_counts(self, "n_features", "n_hidden", "steps", "attempts", "updates_per_dispatch")
         if self.n_hidden_layers < 0:
             raise ValueError(f"n_hidden_layers is {self.n_hidden_layers}; it must be 0 or more")
         if not 0.0 < self.importance <= 1.0:
             raise ValueError(f"importance is {self.importance}; it must be above 0 and at most 1")
 
+    @property
+    def name(self) -> str:
+        """See `Training.name`."""
+        return f"TMS {self.n_features}-{self.n_hidden}"
 
-@dataclasses.dataclass(frozen=True)
-class TMSProgress:
-    """Where the training of a target stands between two dispatches.
+    @property
+    def advice(self) -> str:
+        """See `Training.advice`."""
+        return (
+            "Train longer (steps), try more keys (attempts), or make features rarer (probability) so that they "
+            "crowd less"
+        )
 
-    - `attempt`: from 0; `step`: updates done in it, of `steps`; `loss`: of the last one.
-    """
+    def optimizer(self) -> Optimizer:
+        """See `Training.optimizer`."""
+        return AdamW(decaying(self.learning_rate))
 
-    attempt: int
-    step: int
-    steps: int
-    loss: float
+    def init(self, key: PRNGKeyArray) -> "tuple[_Tied, tuple[()]]":
+        """See `Training.init`."""
+        shape = (self.n_features, self.n_hidden)
+        weight = jax.random.normal(key, shape) / math.sqrt(self.n_hidden)
+        return (weight, jnp.zeros(self.n_features)), ()
+
+    def target(self, trained: "_Tied", fixed: tuple[()]) -> TMS:
+        """See `Training.target`."""
+        weight, bias = trained
+        hidden = tuple(jnp.eye(self.n_hidden) for _ in range(self.n_hidden_layers))
+        return TMS(linear1=weight, hidden=hidden, linear2=weight.T, bias=bias)
+
+    def loss(
+        self, trained: "_Tied", fixed: tuple[()], key: PRNGKeyArray, step: Int[Array, ""]
+    ) -> Float[Array, ""]:
+        """See `Training.loss`: the squared error, weighed by importance; fixed identities change nothing."""
+        weight, bias = trained
+        inputs = SparseFeatures(self.batch_size, self.n_features, self.probability)(key, step)
+        outputs = jax.nn.relu(inputs @ weight @ weight.T + bias)
+        importances = feature_importances(self.n_features, self.importance)
+        return jnp.mean(importances * jnp.square(outputs - inputs))
+
+    def problems(self, target: TMS, fixed: tuple[()], key: PRNGKeyArray) -> list[str]:
+        """See `Training.problems` and `tms_problems`."""
+        return tms_problems(target)
 
 
 def feature_importances(n_features: int, importance: float) -> Float[Array, " n_features"]:
@@ -117,78 +137,6 @@ def feature_importances(n_features: int, importance: float) -> Float[Array, " n_
     Source: golden numbers `10_targets_data`, `importances_0.9`.
     """
     return importance ** jnp.arange(n_features, dtype=jnp.result_type(float))
-
-
-def train_tms(
-    key: PRNGKeyArray,
-    training: TMSTraining,
-    watch: Callable[[TMSProgress], None] = lambda progress: None,
-) -> TMS:
-    """A trained and checked TMS; the same key and settings give the same bits.
-
-    Attempt `a` draws from `fold_in(key, a)`, and the first whose target is good is returned.
-
-    **Arguments:**
-
-    - `key`: a PRNG key.
-    - `training`: shape and settings.
-    - `watch`: called between dispatches, at most `updates_per_dispatch` updates apart. An exception that it
-      raises stops the training: this is how a signal gets through.
-
-    **Errors:** `BadTargetError` if no attempt gave a good target; the last attempt's reasons are in it.
-    """
-    optimizer = AdamW(decaying(training.learning_rate))
-    batches = SparseFeatures(training.batch_size, training.n_features, training.probability)
-    importances = feature_importances(training.n_features, training.importance)
-
-    def loss(tied: _Tied, inputs: Array) -> Array:
-        outputs = jax.nn.relu(inputs @ tied[0] @ tied[0].T + tied[1])
-        return jnp.mean(importances * jnp.square(outputs - inputs))
-
-    def train_target(
-        tied: _Tied, opt_state: Any, key: PRNGKeyArray, first: Int[Array, ""], n: Int[Array, ""]
-    ) -> tuple[_Tied, Any, Array]:
-        def once(index: Array, carry: tuple[_Tied, Any, Array]) -> tuple[_Tied, Any, Array]:
-            tied, opt_state, _ = carry
-            step = first + index
-            inputs = batches(jax.random.fold_in(key, step), step)
-            value, grads = jax.value_and_grad(loss)(tied, inputs)
-            tied, opt_state, _ = optimizer.update(grads, opt_state, tied, step, training.steps)
-            return tied, opt_state, value
-
-        start = (tied, opt_state, jnp.zeros((), jnp.result_type(float)))
-        return jax.lax.fori_loop(0, n, once, start)
-
-    dispatch = jax.jit(train_target, donate_argnums=(0, 1))
-    problems: list[str] = []
-    for attempt in range(training.attempts):
-        key_init, key_train = jax.random.split(jax.random.fold_in(key, attempt))
-        shape = (training.n_features, training.n_hidden)
-        tied = (
-            jax.random.normal(key_init, shape) / math.sqrt(training.n_hidden),
-            jnp.zeros(training.n_features),
-        )
-        opt_state, step = optimizer.init(tied), 0
-        while step < training.steps:
-            n = min(training.updates_per_dispatch, training.steps - step)
-            tied, opt_state, value = dispatch(tied, opt_state, key_train, step, n)
-            step += n
-            watch(TMSProgress(attempt, step, training.steps, float(value)))
-        weight, bias = tied
-        target = TMS(
-            linear1=weight,
-            hidden=tuple(jnp.eye(training.n_hidden) for _ in range(training.n_hidden_layers)),
-            linear2=weight.T,
-            bias=bias,
-        )
-        problems = tms_problems(target)
-        if not problems:
-            return target
-    raise BadTargetError(
-        f"no good TMS {training.n_features}-{training.n_hidden} in {training.attempts} attempts; "
-        f"the last one: {'; '.join(problems)}. Train longer (steps), try more keys (attempts), or make "
-        "features rarer (probability) so that they crowd less"
-    )
 
 
 def check_tms(target: TMS) -> None:
