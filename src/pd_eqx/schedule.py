@@ -63,7 +63,7 @@ class Schedule:
         placed = self._placed(total)
         value = jnp.full((), self.knots[0].value, jnp.result_type(float))
         for (start, knot), (end, following) in itertools.pairwise([*placed, placed[-1]]):
-            q = (now - start) / max(end - start, 1)
+            q = (now - start).astype(value.dtype) / max(end - start, 1)
             value = jnp.where(now >= start, _between(knot, following.value, q), value)
         return value
 
