@@ -47,8 +47,10 @@ def init_components(
       depend on the order in which sites were listed.
     - `sites`: the target's sites.
     - `counts`: `C` by site name; other sites are left out.
+    - `dtype`: of V and U.
 
-    **Errors:** `ValueError` for a name in `counts` that is not a site.
+    **Errors:** `ValueError` for a name in `counts` that is not a site, for a `C` below one, or where there is
+    nothing to decompose.
 
     Source: golden numbers `09_ci_fns`, `init_stats`.
     """
@@ -58,6 +60,11 @@ def init_components(
         raise ValueError(
             f"components asked for {unknown}, but the target's sites are {list(shapes)}"
         )
+    if not counts:
+        raise ValueError(f"no site to decompose; the target's sites are {list(shapes)}")
+    empty = {name: count for name, count in counts.items() if count < 1}
+    if empty:
+        raise ValueError(f"each decomposed site needs 1 or more components, found {empty}")
     V: dict[str, Array] = {}
     U: dict[str, Array] = {}
     for index, name in enumerate(sorted(counts)):
@@ -66,6 +73,11 @@ def init_components(
         V[name] = jax.random.normal(key_v, (site.d_in, count), dtype) / math.sqrt(site.d_in)
         U[name] = jax.random.normal(key_u, (count, site.d_out), dtype) / math.sqrt(count)
     return Components(V=V, U=U)
+
+
+def component_activations(x: Array, V: Float[Array, "d_in C"], /) -> Float[Array, "*lead C"]:
+    """How much of each component an input holds: `x @ V`, or the rows `V[x]` of an integer `x [*lead]`."""
+    return V[x] if jnp.issubdtype(x.dtype, jnp.integer) else x @ V
 
 
 def weight_deltas(components: Components, weights: Mapping[str, Array]) -> SiteMatrices:

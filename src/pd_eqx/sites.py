@@ -23,6 +23,11 @@ class Site:
     d_in: int
     d_out: int
 
+    def __post_init__(self) -> None:
+        """Refuses a site that has no entries or no name."""
+        if not self.name or self.d_in < 1 or self.d_out < 1:
+            raise ValueError(f"a site needs a name and sizes of 1 or more, found {self}")
+
 
 def select_sites(sites: Sequence[Site], patterns: Mapping[str, int]) -> dict[str, int]:
     """The number of components of each chosen site.
@@ -36,16 +41,21 @@ def select_sites(sites: Sequence[Site], patterns: Mapping[str, int]) -> dict[str
     **Returns:** `C` by site name, in the target's order; sites that no pattern names are left out.
 
     **Errors:** `UnknownSiteError` for a pattern that matches nothing, naming the nearest site;
-    `ValueError` for a `C` below one.
+    `ValueError` for a `C` below one, and for a target that gives two sites one name.
     """
     chosen: dict[str, int] = {}
     names = [site.name for site in sites]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"the target has more than one site named {twice}; each needs its own name"
+        )
     for pattern, count in patterns.items():
         if count < 1:
             raise ValueError(
                 f"site pattern {pattern!r} asks for {count} components; ask for 1 or more"
             )
-        matching = fnmatch.filter(names, pattern)
+        matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         if not matching:
             nearest = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
             hint = (

@@ -1,13 +1,19 @@
-"""What every causal-importance function promises."""
+"""What every causal-importance function promises.
+
+It reads the clean input of every site and says, for each position and component, how much the component matters
+there. It never sees a masked activation: the clean forward has no gradient, and neither has what is read from it.
+"""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pd_eqx.ci.squashing import Squashing
 from pd_eqx.components import Components
+from pd_eqx.precision import as_dtype, is_floating
 
 
 class CausalImportances(eqx.Module):
@@ -24,7 +30,10 @@ class CausalImportances(eqx.Module):
 
 
 class CIFunction(eqx.Module):
-    """A function from each site's clean input to one logit per component and position."""
+    """A function from each site's clean input to one logit per component and position.
+
+    Its leaves are its parameters, all of them trained; anything computed (rotary tables) is no leaf.
+    """
 
     squashing: eqx.AbstractVar[Squashing]
 
@@ -42,14 +51,35 @@ class CIFunction(eqx.Module):
     ) -> CausalImportances:
         """Squashed importances.
 
+        Logits are computed in the dtype of the site inputs, whatever that of the parameters, and squashed in
+        float32 or wider.
+
         **Arguments:**
 
-        - `site_inputs`: the clean input of each site, `[*lead, d_in]`.
-        - `components`: whose V the per-component functions read.
+        - `site_inputs`: the clean input of each site, `[*lead, d_in]`, or integers `[*lead]` where the site is
+          an embedding. Sites that are not decomposed are ignored.
+        - `components`: whose V the per-component functions read, and whose sites the result has.
         - `noise`: uniform draws in [0, 1) of the logits' shapes, for binomial sources only: the lower
           squashing then sees `1.05 · logit − 0.05 · noise` (golden numbers `09_ci_fns`, `binomial`).
+
+        **Errors:** `ValueError` naming the decomposed sites that have no input, or no logits.
         """
-        logits = self.logits(site_inputs, components)
+        missing = sorted(set(components.V) - set(site_inputs))
+        if missing:
+            raise ValueError(
+                f"no clean input for sites {missing}, only for {sorted(site_inputs)}; capture them from the "
+                "target that these components decompose"
+            )
+        site_inputs = {site: site_inputs[site] for site in sorted(components.V)}
+        dtypes = [x.dtype for x in site_inputs.values() if is_floating(x)]
+        dtype = jnp.result_type(*dtypes) if dtypes else None
+        logits = as_dtype(self, dtype).logits(site_inputs, as_dtype(components, dtype))
+        if set(logits) != set(components.V):
+            raise ValueError(
+                f"{type(self).__name__} gives importances of {sorted(logits)}, but the decomposed sites are "
+                f"{sorted(components.V)}; make it for these components"
+            )
+        logits = {site: _at_least_float32(logits[site]) for site in site_inputs}
         lower_in = logits
         if noise is not None:
             lower_in = {site: 1.05 * x - 0.05 * noise[site] for site, x in logits.items()}
@@ -58,3 +88,47 @@ class CIFunction(eqx.Module):
             upper={site: self.squashing.upper(x) for site, x in logits.items()},
             logits=logits,
         )
+
+
+def vectors(site_inputs: Mapping[str, Array], site: str) -> Float[Array, "*lead d_in"]:
+    """A site's input, which must be vectors.
+
+    **Errors:** `ValueError` naming an embedding: its integers are no vector.
+    """
+    x = site_inputs[site]
+    if not is_floating(x):
+        raise ValueError(
+            f"site {site!r} is called with integers {x.dtype}{list(x.shape)}, as an embedding is; of the importance "
+            "functions only one MLP per component can read those"
+        )
+    return x
+
+
+def concatenated(site_inputs: Mapping[str, Array], sites: Sequence[str]) -> Float[Array, "*lead d"]:
+    """The inputs of several sites side by side, in the order given.
+
+    **Errors:** `ValueError` naming sites whose positions differ: one function cannot see them together.
+    """
+    inputs = {site: vectors(site_inputs, site) for site in sites}
+    leads = {site: x.shape[:-1] for site, x in inputs.items()}
+    if len(set(leads.values())) > 1:
+        raise ValueError(
+            f"one importance function over several sites needs the same positions at each, found {leads}; "
+            "use a function for each site, or chunks of sites that agree"
+        )
+    return jnp.concatenate(list(inputs.values()), axis=-1)
+
+
+def split_by_site(
+    logits: Float[Array, "*lead total"], sites: Sequence[str], components: Components
+) -> dict[str, Float[Array, "..."]]:
+    """Logits side by side, in the order of `sites`, as one array a site."""
+    ends: list[int] = []
+    for site in sites:
+        ends.append((ends[-1] if ends else 0) + components.counts[site])
+    parts = jnp.split(logits, ends[:-1], axis=-1)
+    return dict(zip(sites, parts, strict=True))
+
+
+def _at_least_float32(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -46,6 +46,9 @@ class LeakyHard(Squashing):
         return jnp.where(logits > 1.0, above, jnp.where(logits >= 0.0, logits, 0.0))
 
 
+PUBLISHED = LeakyHard()
+
+
 @dataclasses.dataclass(frozen=True)
 class UnpairedLeakyHard(Squashing):
     """`min(x, 1)` above 0 and `leak · x` below, for masks and minimality alike; importances may be negative."""
