@@ -12,7 +12,8 @@ from parity.peer import mlp
 from pd_eqx.ci.base import CausalImportances
 from pd_eqx.ci.mlp import ComponentMLP, LayerwiseCI
 from pd_eqx.components import Components
-from pd_eqx.linear import LinearMap, frozen
+from pd_eqx.evals.observation import Observation
+from pd_eqx.linear import LinearMap, capture, frozen
 from pd_eqx.losses import Distance, KLDivergence, MeanSquaredError
 from pd_eqx.masks import MaskSource, Routes, Routing, SiteSource
 from pd_eqx.objective import Context
@@ -93,6 +94,22 @@ def context(
         components=components,
         importances=importances,
         **fields,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def observation(
+    target: Target, components: Components, ci: Mapping[str, Array], inputs: Array
+) -> Observation:
+    """What evaluation sees of a batch with these lower importances."""
+    clean, site_inputs, site_outputs = capture(target, inputs)
+    return Observation(
+        target=target,
+        components=components,
+        inputs=inputs,
+        clean=clean,
+        site_inputs=site_inputs,
+        site_outputs=site_outputs,
+        importances=CausalImportances(lower=dict(ci), upper={}, logits={}),
     )
 
 

@@ -18,6 +18,7 @@ from pd_eqx.masks import (
     SiteMask,
     SiteSource,
     StochasticSource,
+    Unmasked,
     interpolate,
 )
 
@@ -108,5 +109,5 @@ class RandomMasks(Ablation):
 
 
 CI_MASKED = Interpolated(ConstantSource(0.0))
-UNMASKED = Interpolated(ConstantSource(1.0))
+UNMASKED = Interpolated(Unmasked())
 STOCHASTIC = Interpolated(StochasticSource())
