@@ -137,17 +137,17 @@ class Frequency:
     - `decay`: None for `m̄ = m`; otherwise `m̄` is the debiased exponential moving average of `m` over
       updates, this batch included. A decay of 0 is the plain form, gradients included.
 
-    **Errors:** `ValueError` for a reference that is not positive or a decay outside [0, 1).
+    **Errors:** `ValueError` for a reference below 1 or a decay outside [0, 1).
     """
 
     weight: float
-    reference: float
+    reference: int
     decay: float | None = None
 
     def __post_init__(self) -> None:
         """Refuses what would make the logarithm meaningless."""
-        if self.reference <= 0.0:
-            raise ValueError(f"a reference count is positive, found {self.reference}")
+        if self.reference < 1:
+            raise ValueError(f"a reference count is 1 or more, found {self.reference}")
         if self.decay is not None and not 0.0 <= self.decay < 1.0:
             raise ValueError(f"a decay lies in 0 … 1, 1 excluded; found {self.decay}")
 
