@@ -85,9 +85,14 @@ class QKV(abc.ABC):
 
     @abc.abstractmethod
     def __call__(
-        self, apply: Apply, x: Float[Array, "*lead width"], config: "TransformerConfig"
+        self, outputs: Mapping[str, Float[Array, "..."]], config: "TransformerConfig"
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-        """Queries `[*lead, heads, D]`, keys and values `[*lead, kv_heads, D]`."""
+        """Queries `[*lead, heads, D]`, keys and values `[*lead, kv_heads, D]`.
+
+        **Arguments:**
+
+        - `outputs`: of the matrices, by kind, with their biases.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +109,13 @@ class SeparateQKV(QKV):
         }
 
     def __call__(
-        self, apply: Apply, x: Float[Array, "*lead width"], config: "TransformerConfig"
+        self, outputs: Mapping[str, Float[Array, "..."]], config: "TransformerConfig"
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         """See `QKV`."""
-        q, k, v = (apply(kind, x) for kind in self.matrices(config))
         return (
-            _in_heads(q, config.heads),
-            _in_heads(k, config.kv_heads),
-            _in_heads(v, config.kv_heads),
+            _in_heads(outputs["attn.q"], config.heads),
+            _in_heads(outputs["attn.k"], config.kv_heads),
+            _in_heads(outputs["attn.v"], config.kv_heads),
         )
 
 
@@ -125,10 +129,10 @@ class FusedQKV(QKV):
         return {"attn.qkv": (config.width, heads * config.head_width)}
 
     def __call__(
-        self, apply: Apply, x: Float[Array, "*lead width"], config: "TransformerConfig"
+        self, outputs: Mapping[str, Float[Array, "..."]], config: "TransformerConfig"
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         """See `QKV`."""
-        fused = _in_heads(apply("attn.qkv", x), config.heads + 2 * config.kv_heads)
+        fused = _in_heads(outputs["attn.qkv"], config.heads + 2 * config.kv_heads)
         q, k, v = jnp.split(fused, (config.heads, config.heads + config.kv_heads), axis=-2)
         return q, k, v
 
@@ -150,10 +154,10 @@ class FusedByHeadQKV(QKV):
         return {"attn.qkv": (config.width, 3 * config.heads * config.head_width)}
 
     def __call__(
-        self, apply: Apply, x: Float[Array, "*lead width"], config: "TransformerConfig"
+        self, outputs: Mapping[str, Float[Array, "..."]], config: "TransformerConfig"
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         """See `QKV`."""
-        by_head = _in_heads(apply("attn.qkv", x), config.heads)
+        by_head = _in_heads(outputs["attn.qkv"], config.heads)
         q, k, v = jnp.split(by_head, 3, axis=-1)
         return q, k, v
 
@@ -379,11 +383,11 @@ class Transformer(Target):
         names = self.site_names()[layer]
         weights = jax.tree.map(lambda leaf: leaf[layer], self.layers)
 
-        def apply(kind: str, outputs: Array) -> Array:
-            outputs = site_outputs[names[kind]].astype(self.dtype)
-            return _with_bias(outputs, weights.biases.get(kind))
-
-        q, k, _ = self._qkv(weights, apply, jnp.zeros(()))
+        outputs = {
+            kind: _with_bias(site_outputs[names[kind]].astype(self.dtype), weights.biases.get(kind))
+            for kind in self.config.qkv.matrices(self.config)
+        }
+        q, k, _ = self._queries_keys_values(weights, outputs)
         return self._probabilities(q, k)
 
     def _run(
@@ -415,13 +419,17 @@ class Transformer(Target):
         return after_attention + mlp(x if self.config.parallel else after_attention)
 
     def _attention(self, weights: Layers, apply: Apply, x: Array) -> Array:
-        q, k, v = self._qkv(weights, apply, self._normalise(weights.norms["attn"], x))
+        x = self._normalise(weights.norms["attn"], x)
+        outputs = {kind: apply(kind, x) for kind in self.config.qkv.matrices(self.config)}
+        q, k, v = self._queries_keys_values(weights, outputs)
         probabilities = _in_groups(self._probabilities(q, k), self.config.kv_heads, axis=-3)
         read = jnp.einsum("...hgts,...shd->...thgd", probabilities.astype(v.dtype), v)
         return apply("attn.o", read.reshape(*x.shape[:-1], -1))
 
-    def _qkv(self, weights: Layers, apply: Apply, x: Array) -> tuple[Array, Array, Array]:
-        q, k, v = self.config.qkv(apply, x, self.config)
+    def _queries_keys_values(
+        self, weights: Layers, outputs: Mapping[str, Array]
+    ) -> tuple[Array, Array, Array]:
+        q, k, v = self.config.qkv(outputs, self.config)
         if self.config.qk_norm:
             q = self._normalise(weights.norms["q"], q)
             k = self._normalise(weights.norms["k"], k)
