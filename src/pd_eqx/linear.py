@@ -188,7 +188,8 @@ def masked(components: Components, masks: Mapping[str, SiteMask]) -> "Masked":
 
     Sites without a mask run frozen. Where a mask carries a route, positions that are not routed take the
     frozen output. The delta's part is computed as `m_Δ · (x @ W) − m_Δ · (x @ V) @ U`, so that `Δ` is never
-    formed and gradients reach V and U through it.
+    formed and gradients reach V and U through it. Components and masks are cast to the weight's dtype, which so
+    is the dtype that the target computes in.
 
     Source: golden numbers `02_component_forward`.
     """
@@ -211,18 +212,19 @@ class Masked(eqx.Module, SlicedMap):
         mask = self.masks.get(site)
         if mask is None:
             return _apply(x, weight)
-        activations = _apply(x, self.V[site])
+        V, U = self.V[site].astype(weight.dtype), self.U[site].astype(weight.dtype)
+        activations = _apply(x, V)
         scale = mask.component
         if mask.delta is not None:
             delta = mask.delta[..., None]
             scale = (1.0 if scale is None else scale) - delta
-        scaled = activations if scale is None else activations * scale
-        outputs = scaled @ self.U[site]
+        scaled = activations if scale is None else activations * scale.astype(weight.dtype)
+        outputs = scaled @ U
         if mask.delta is None and mask.route is None:
             return outputs
         clean = _apply(x, weight)
         if mask.delta is not None:
-            outputs = outputs + mask.delta[..., None] * clean
+            outputs = outputs + mask.delta[..., None].astype(weight.dtype) * clean
         if mask.route is not None:
             outputs = jnp.where(mask.route[..., None], outputs, clean)
         return outputs

@@ -22,6 +22,7 @@ from pd_eqx.linear import capture
 from pd_eqx.losses import faithfulness
 from pd_eqx.objective import Average, Context, Objective
 from pd_eqx.optimizers import Optimizer, Optimizers, global_norm
+from pd_eqx.precision import as_dtype
 from pd_eqx.sites import Site
 from pd_eqx.state import Decomposition, TrainingItem, TrainState
 
@@ -131,8 +132,19 @@ def _first_importances(
     return ci_fn(site_inputs, components).lower
 
 
-def make_train_step(objective: Objective, optimizers: Optimizers, total_steps: int) -> TrainStep:
+def make_train_step(
+    objective: Objective,
+    optimizers: Optimizers,
+    total_steps: int,
+    *,
+    compute_dtype: jax.typing.DTypeLike | None = None,
+) -> TrainStep:
     """The jitted step of a run of `total_steps` updates.
+
+    **Arguments:**
+
+    - `compute_dtype`: of the forward passes; see `pd_eqx.precision`. None computes in the dtypes of the target and
+      of its batches. Parameters, moments, importances, losses and faithfulness keep theirs.
 
     **Returns:** a function `(state, target, batches, key, n_updates)` that donates `state` and returns the new
     state and the last update's metrics: `loss/total`, `loss/<term>`, `grad_norm/<group>`, `lr/<group>`, and
@@ -152,8 +164,9 @@ def make_train_step(objective: Objective, optimizers: Optimizers, total_steps: i
         key_update = jax.random.fold_in(key, step)
         key_batch, key_terms = jax.random.split(key_update)
         key_noise = jax.random.fold_in(key_update, 2)
-        inputs = batches(key_batch, step)
-        clean, site_inputs, _ = jax.lax.stop_gradient(capture(target, inputs))
+        inputs = as_dtype(batches(key_batch, step), compute_dtype)
+        forward = as_dtype(target, compute_dtype)
+        clean, site_inputs, _ = jax.lax.stop_gradient(capture(forward, inputs))
         sites = decomposition.components.V
         weights = {site: weight for site, weight in target.weights().items() if site in sites}
 
@@ -162,7 +175,7 @@ def make_train_step(objective: Objective, optimizers: Optimizers, total_steps: i
             if objective.importance_noise:
                 noise = _importance_noise(key_noise, trained, site_inputs)
             return Context(
-                target=target,
+                target=forward,
                 weights=weights,
                 inputs=inputs,
                 clean=clean,
