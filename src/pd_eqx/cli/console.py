@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
@@ -30,7 +30,7 @@ class ConsoleWatcher:
         self._bar: Bar | None = None
         self._task: TaskID | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ConsoleWatcher":
         """Itself."""
         return self
 

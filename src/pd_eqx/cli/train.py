@@ -48,7 +48,7 @@ def train(
         from pd_eqx.runs.config_file import ConfigError
         from pd_eqx.runs.directory import RunDirectoryError
         from pd_eqx.sites import UnknownSiteError
-        from pd_eqx.targets.tms import BadTargetError
+        from pd_eqx.targets.training import BadTargetError
 
         console = Console()
         with (

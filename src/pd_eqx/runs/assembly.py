@@ -103,7 +103,12 @@ def assemble(config: Config) -> Assembly:
         keys=jax.jit(_keys, out_shardings=sharding)(np.uint32(config.seed)),
         batches=config.data.build(config.target),
         counts=counts,
-        step=make_train_step(config.build_objective(), config.optimizers.build(), config.steps),
+        step=make_train_step(
+            config.build_objective(),
+            config.optimizers.build(),
+            config.steps,
+            compute_dtype=config.build_compute_dtype(),
+        ),
         sharding=sharding,
     )
 

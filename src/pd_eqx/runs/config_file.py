@@ -255,6 +255,8 @@ def _sentences(error: pydantic.ValidationError) -> Iterator[str]:
                 valid = re.findall(r"'([^']+)'", context["expected"])
                 found = detail["input"]
                 yield f"{path}: {_shown(found)} is none of them; {_nearest(str(found), valid, 'choose from')}"
+            case "model_attributes_type" | "model_type" | "dict_type":
+                yield f"{path}: should be keys and values, found {_shown(detail['input'])}"
             case "value_error":
                 yield f"{path}: {context['error']}"
             case _:

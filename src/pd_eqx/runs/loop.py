@@ -12,7 +12,6 @@ since the last checkpoint, and the record then has neither a gap nor a step twic
 """
 
 import dataclasses
-import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +34,7 @@ from pd_eqx.runs.preemption import NeverStop, Stop
 from pd_eqx.runs.stored_target import stored_target
 from pd_eqx.runs.tracking import MetricsFile, Tracker
 from pd_eqx.state import TrainState
+from pd_eqx.step import non_finite
 from pd_eqx.targets.base import Target
 
 FORMAT = 1
@@ -332,10 +332,10 @@ def _initialise(assembly: Assembly, target: Target) -> TrainState:
 
 
 def _refuse_non_finite(values: dict[str, float], state: TrainState, steps: int, saved: int) -> None:
-    names = [name for name, value in values.items() if not math.isfinite(value)]
+    names = non_finite(values)
     if not names:
         return
-    found = ", ".join(f"{name} is {values[name]}" for name in names)
+    found = ", ".join(f"{name} is {values[name]}" for name in names[:4])
     raise NonFiniteError(
         f"update {int(state.training.step)} of {steps}: {found}. The run stopped; step {saved}, the last "
         "good checkpoint, is kept. Lower the learning rate or clip the gradients (clip_norm), in a new run"

@@ -2,7 +2,7 @@
 
 A trainer that looks at a flag at the ends of its steps misses what comes while it compiles, and Python's own
 handlers wait for the interpreter, which a compilation keeps away for minutes. So the signals are blocked in every
-thread and one thread waits for them. While something is at stake (`holding`) it raises a flag that the loop looks
+thread and one thread waits for them; handlers are there too, for threads that somebody made before. While something is at stake (`holding`) it raises a flag that the loop looks
 at between dispatches; at all other times everything of value is on disk already and the process leaves at once. A
 second SIGINT always leaves at once.
 
@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Generator
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol
 
 INTERRUPTED = 75
 KILLED = 130
@@ -74,17 +74,20 @@ class SignalStop:
 
     def __init__(self, again: str) -> None:
         self._again = again
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler may interrupt its holder
         self._requested = False
         self._holds = 0
         self._interrupts = 0
         self._advice = "nothing had been done yet"
         self._waiter = threading.Thread(target=self._wait, name="signals", daemon=True)
         self._blocked_before: set[int] = set()
+        self._handlers_before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "SignalStop":
         """Blocks the signals and starts to wait for them."""
         self._blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS | {_END})
+        for number in _SIGNALS:
+            self._handlers_before[number] = signal.signal(number, self._handle)
         self._waiter.start()
         return self
 
@@ -97,6 +100,8 @@ class SignalStop:
         """Gives the signals back to whoever had them."""
         signal.pthread_kill(self._waiter.ident or 0, _END)
         self._waiter.join()
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked_before)
 
     @property
@@ -124,14 +129,21 @@ class SignalStop:
             number = signal.sigwait(_SIGNALS | {_END})
             if number == _END:
                 return
-            with self._lock:
-                self._interrupts += number == signal.SIGINT
-                if self._interrupts > 1:
-                    _leave(KILLED, f"interrupted twice, left at once; {self._again}")
-                if not self._holds:
-                    name = signal.Signals(number).name
-                    _leave(INTERRUPTED, f"{name}: {self._advice}\n{self._again}")
-                self._requested = True
+            self._received(number)
+
+    def _handle(self, number: int, frame: object) -> None:
+        del frame
+        self._received(number)
+
+    def _received(self, number: int) -> None:
+        with self._lock:
+            self._interrupts += number == signal.SIGINT
+            if self._interrupts > 1:
+                _leave(KILLED, f"interrupted twice, left at once; {self._again}")
+            if not self._holds:
+                name = signal.Signals(number).name
+                _leave(INTERRUPTED, f"{name}: {self._advice}\n{self._again}")
+            self._requested = True
 
 
 def _leave(status: int, message: str) -> None:

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from pd_eqx.runs.directory import write_atomically
 
@@ -42,7 +42,7 @@ class MetricsFile:
         self.last: dict[str, Any] | None = kept[-1] if kept else None
         self._file = path.open("a", encoding="utf-8")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "MetricsFile":
         """Itself."""
         return self
 

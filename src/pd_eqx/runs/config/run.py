@@ -1,0 +1,84 @@
+"""A whole run in a configuration."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from pd_eqx.runs.config.base import (
+    Count,
+    Name,
+    Node,
+    beside_trajectory,
+)
+from pd_eqx.runs.config.ci_fns import AnyCIFunction
+from pd_eqx.runs.config.data import AnyData
+from pd_eqx.runs.config.evaluation import EvaluationConfig
+from pd_eqx.runs.config.objective import AnyTerm
+from pd_eqx.runs.config.optimizers import FaithfulnessWarmupConfig, OptimizersConfig
+from pd_eqx.runs.config.targets import AnyTarget
+
+if TYPE_CHECKING:
+    from pd_eqx.objective import Objective
+
+
+class CheckpointConfig(Node):
+    """Which steps are saved, and which of them stay."""
+
+    every: Count = beside_trajectory(1000)
+    keep_last: Count | None = beside_trajectory(2)
+    keep_every: Count | None = beside_trajectory(None)
+
+
+class Config(Node):
+    """A whole run."""
+
+    name: Name = beside_trajectory()
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    steps: Count
+    target: AnyTarget
+    sites: Annotated[dict[str, Count], Field(min_length=1)]
+    ci_fn: AnyCIFunction
+    data: AnyData
+    objective: Annotated[list[AnyTerm], Field(min_length=1)]
+    optimizers: OptimizersConfig
+    faithfulness_warmup: FaithfulnessWarmupConfig | None = None
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    log_every: Count = beside_trajectory(100)
+    max_updates_per_dispatch: Count = beside_trajectory(1000)
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @pydantic.field_validator("objective")
+    @classmethod
+    def _names_differ(cls, terms: list[Any]) -> list[Any]:
+        names = [term.name for term in terms]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"each term needs a name of its own; {twice} is used more than once")
+        return terms
+
+    def build_objective(self) -> "Objective":
+        """The library's objective."""
+        from pd_eqx.objective import Objective
+
+        return Objective(tuple(term.build() for term in self.objective))
+
+    def build_compute_dtype(self) -> Any:
+        """What the forward passes are computed in; `auto` is float32 on CPU and bfloat16 elsewhere."""
+        import jax.numpy as jnp
+
+        from pd_eqx.precision import default_compute_dtype
+
+        if self.compute_dtype == "auto":
+            return default_compute_dtype()
+        return jnp.dtype(self.compute_dtype)
+
+    def counts(self) -> dict[str, int]:
+        """The number of components of each chosen site.
+
+        **Errors:** `pd_eqx.sites.UnknownSiteError` for a pattern that matches no site of the target.
+        """
+        from pd_eqx.sites import select_sites
+
+        return select_sites(self.target.sites(), self.sites)

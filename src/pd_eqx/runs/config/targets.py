@@ -1,0 +1,192 @@
+"""Targets in a configuration: the network to take apart, how it comes about, and what to expect of it."""
+
+import abc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from pd_eqx.runs.config.base import Count, CountOrNone, Fraction, Node, NotNegative, Positive
+
+if TYPE_CHECKING:
+    from pd_eqx.evals.evaluation import EvaluationSettings
+    from pd_eqx.evals.patterns import Pattern
+    from pd_eqx.runs.config.evaluation import EvaluationConfig
+    from pd_eqx.sites import Site
+    from pd_eqx.targets.base import Target
+    from pd_eqx.targets.training import Training
+
+
+class ToyTarget(Node, abc.ABC):
+    """A small network that is trained in the run, from the run's seed, on sparse features."""
+
+    n_features: Count
+
+    @abc.abstractmethod
+    def recipe(self) -> "Training[Any]":
+        """The library's description of the toy and of its training."""
+
+    @abc.abstractmethod
+    def expected(self, counts: dict[str, int]) -> "dict[str, Pattern]":
+        """The pattern of importances that each decomposed site should show.
+
+        **Arguments:**
+
+        - `counts`: components by site; a site with fewer than its pattern needs is not judged.
+        """
+
+    def sites(self) -> "tuple[Site, ...]":
+        """The weight matrices that can be decomposed."""
+        import equinox as eqx
+        import jax
+
+        recipe = self.recipe()
+
+        def found(key: Any) -> "tuple[Site, ...]":
+            return recipe.target(*recipe.init(key)).sites()
+
+        return eqx.filter_eval_shape(found, jax.random.key(0))
+
+    def abstract(self) -> "Target":
+        """The target's shapes, without numbers."""
+        from pd_eqx.targets.training import abstract_target
+
+        return abstract_target(self.recipe())
+
+    def build(self, key: Any, watch: Callable[[str], None]) -> "Target":
+        """A trained target that passed its check.
+
+        **Arguments:**
+
+        - `key`: its own PRNG key; the same key gives the same bits.
+        - `watch`: told now and then, in a phrase, how far the training is.
+
+        **Errors:** `pd_eqx.targets.training.BadTargetError` if none did.
+        """
+        from pd_eqx.targets.training import Progress, train_target
+
+        def tell(progress: Progress) -> None:
+            attempt = f"  attempt {progress.attempt + 1}" if progress.attempt else ""
+            steps = f"{progress.step}/{progress.steps}"
+            watch(f"target  step {steps}  loss {progress.loss:.3g}{attempt}")
+
+        return train_target(key, self.recipe(), tell)
+
+    def evaluation(
+        self, settings: "EvaluationConfig", counts: dict[str, int], *, in_full: bool
+    ) -> "EvaluationSettings":
+        """What is measured on it: in the loop, or in full at the end of a run."""
+        from pd_eqx.adversary import ProjectedGradient
+        from pd_eqx.evals.activity import Activity
+        from pd_eqx.evals.toys import toy_in_full, toy_in_loop
+
+        expected = self.expected(counts)
+        activity = Activity(
+            alive_importance=settings.alive_importance,
+            alive_share=settings.alive_share,
+            bins=20 if in_full else 0,
+        )
+        if not in_full:
+            return toy_in_loop(
+                self.n_features, expected, n_batches=settings.batches, activity=activity
+            )
+        return toy_in_full(
+            self.n_features,
+            expected,
+            n_batches=settings.batches,
+            activity=activity,
+            adversary=ProjectedGradient(settings.pgd_steps, settings.pgd_step_size),
+        )
+
+
+class TMSTrainingConfig(Node):
+    """How a toy model of superposition is trained; see `pd_eqx.targets.tms.TMSTraining`."""
+
+    steps: Count = 2000
+    batch_size: Count = 2048
+    learning_rate: Positive = 1e-2
+    probability: Fraction = 0.05
+    importance: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    attempts: Count = 8
+
+
+class TMSTarget(ToyTarget):
+    """A toy model of superposition."""
+
+    kind: Literal["tms"]
+    n_features: Count
+    n_hidden: Count
+    n_hidden_layers: CountOrNone = 0
+    training: TMSTrainingConfig = TMSTrainingConfig()
+
+    def recipe(self) -> "Training[Any]":
+        """See `ToyTarget.recipe`."""
+        from pd_eqx.targets.tms import TMSTraining
+
+        return TMSTraining(
+            n_features=self.n_features,
+            n_hidden=self.n_hidden,
+            n_hidden_layers=self.n_hidden_layers,
+            **self.training.model_dump(),
+        )
+
+    def expected(self, counts: dict[str, int]) -> "dict[str, Pattern]":
+        """A component a feature in the outer matrices; all of the hidden width, for all features, between."""
+        from pd_eqx.evals.patterns import Dense, Identity
+
+        return {
+            site: Identity() if site.startswith("linear") else Dense(self.n_hidden)
+            for site, count in counts.items()
+            if count >= (self.n_features if site.startswith("linear") else self.n_hidden)
+        }
+
+
+class ResidMLPTrainingConfig(Node):
+    """How a residual MLP is trained; see `pd_eqx.targets.resid_mlp.ResidMLPTraining`."""
+
+    label: Literal["act_plus_resid", "abs"] = "act_plus_resid"
+    coefficient_low: float = 1.0
+    coefficient_high: float = 1.0
+    steps: Count = 1000
+    batch_size: Count = 2048
+    learning_rate: Positive = 3e-3
+    probability: Fraction = 0.01
+    max_loss: Positive = 0.45
+    min_response: NotNegative = 0.25
+    attempts: Count = 3
+
+
+class ResidMLPTarget(ToyTarget):
+    """A residual MLP that computes more features than it has neurons."""
+
+    kind: Literal["resid_mlp"]
+    n_features: Count
+    d_embed: Count
+    n_neurons: Count
+    n_layers: Count = 1
+    activation: Literal["relu", "gelu"] = "relu"
+    in_bias: bool = False
+    out_bias: bool = False
+    training: ResidMLPTrainingConfig = ResidMLPTrainingConfig()
+
+    def recipe(self) -> "Training[Any]":
+        """See `ToyTarget.recipe`."""
+        from pd_eqx.targets.resid_mlp import ResidMLPTraining
+
+        shape = self.model_dump(exclude={"kind", "training"})
+        return ResidMLPTraining(**shape, **self.training.model_dump())
+
+    def expected(self, counts: dict[str, int]) -> "dict[str, Pattern]":
+        """A component a feature into the first layer's neurons; a component a neuron, for all features, out of them."""
+        from pd_eqx.evals.patterns import Dense, Identity
+
+        width = self.n_neurons // self.n_layers
+        return {
+            site: Dense(width) if site.endswith("mlp_out") else Identity()
+            for site, count in counts.items()
+            if (site.endswith("mlp_out") and count >= width)
+            or (self.n_layers == 1 and count >= self.n_features)
+        }
+
+
+AnyTarget = Annotated[TMSTarget | ResidMLPTarget, Field(discriminator="kind")]

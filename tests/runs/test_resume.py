@@ -1,0 +1,165 @@
+"""A run that was interrupted, anywhere and any number of times, ends in the bits of one that was not."""
+
+import json
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from runs.small import (
+    Blow,
+    Ended,
+    Runner,
+    drawn,
+    leaves_of,
+    metrics_of,
+    saved_steps,
+    summary_of,
+)
+
+STEPS = 120
+KILL = (signal.SIGKILL,)
+INTERRUPTED = 75
+
+
+def assert_same_end(run_dir: Path, uninterrupted: Path) -> None:
+    assert leaves_of(run_dir, STEPS) == leaves_of(uninterrupted, STEPS)
+    assert metrics_of(run_dir) == metrics_of(uninterrupted)
+    assert summary_of(run_dir) == summary_of(uninterrupted)
+
+
+def test_the_uninterrupted_run_is_as_configured(uninterrupted: Path) -> None:
+    steps = [record["step"] for record in metrics_of(uninterrupted)]
+    assert steps == list(range(5, STEPS + 1, 5))
+    evaluated = [r["step"] for r in metrics_of(uninterrupted) if "eval/mmcs" in r]
+    assert evaluated == [30, 60, 90, 120]
+    assert saved_steps(uninterrupted) == [100, 110, 120]
+    assert len(leaves_of(uninterrupted, STEPS)) > 20
+    summary = json.loads((uninterrupted / "summary.json").read_text())
+    assert summary["resumes"] == 0
+    assert summary["donated_fraction"] == 1.0
+    assert set(summary["identity_ci_error"]["linear2"]) == {"0.1", "0.2"}
+    assert {"ci_masked", "stochastic", "pgd_3"} <= set(summary["reconstruction"])
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_three_terminations_and_three_kills_change_no_bit(
+    runner: Runner, uninterrupted: Path, run_dir: Path, seed: int
+) -> None:
+    draw = drawn(seed)
+    blows = [(signal.SIGTERM,), KILL] * 3
+    draw.shuffle(blows)
+    for signals in blows:
+        dispatches = draw.randint(2, 7)
+        before = max(saved_steps(run_dir), default=0)
+        ended = runner.train(run_dir, blow=Blow("dispatch", dispatches, signals))
+        print(f"{signals} at dispatch {dispatches} after step {before}: {saved_steps(run_dir)}")
+        if signals == KILL:
+            assert ended.status == -signal.SIGKILL, ended.stderr
+        else:
+            assert ended.status == INTERRUPTED, ended.stderr
+            assert saved_steps(run_dir)[-1] > before
+            assert f"step {saved_steps(run_dir)[-1]} of {STEPS} is saved" in ended.stdout
+            assert f"pd-eqx train {runner.config} --run-dir {run_dir}" in ended.stdout
+    assert saved_steps(run_dir)[-1] < STEPS
+    ended = runner.train(run_dir)
+    assert ended.status == 0, ended.stderr
+    assert_same_end(run_dir, uninterrupted)
+    assert json.loads((run_dir / "summary.json").read_text())["resumes"] == 6
+
+
+def struck(runner: Runner, run_dir: Path, blow: Blow, status: int = INTERRUPTED) -> Ended:
+    ended = runner.train(run_dir, blow=blow)
+    assert ended.status == status, (blow, ended.stderr)
+    return ended
+
+
+def test_a_signal_in_any_phase_costs_nothing_that_was_complete(
+    runner: Runner, uninterrupted: Path, run_dir: Path
+) -> None:
+    for blow in (Blow("compile", delay=0.3), Blow("warm_up")):
+        ended = struck(runner, run_dir, blow)
+        assert "nothing was lost" in ended.stderr
+        assert "go on with: pd-eqx train" in ended.stderr
+        assert saved_steps(run_dir) == []
+    struck(runner, run_dir, Blow("evaluation"))
+    first = saved_steps(run_dir)[-1]
+    assert first in range(30, 60)
+    assert "eval/mmcs" in next(r for r in metrics_of(run_dir) if r["step"] == 30)
+    struck(runner, run_dir, Blow("dispatch", 2, (signal.SIGINT, signal.SIGINT)), status=130)
+    ended = struck(runner, run_dir, Blow("finish"))
+    assert f"step {STEPS} of {STEPS} is saved" in ended.stderr
+    assert not (run_dir / "summary.json").exists()
+    assert runner.train(run_dir).status == 0
+    assert_same_end(run_dir, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_signal_costs_nothing_in_the_rarer_phases(
+    runner: Runner, uninterrupted: Path, run_dir: Path
+) -> None:
+    assert "nothing was lost" in struck(runner, run_dir, Blow("target")).stderr
+    struck(runner, run_dir, Blow("save", 2))  # the first save is the target's, the second step 0's
+    assert saved_steps(run_dir)[0] == 0
+    struck(runner, run_dir, Blow("compile"))
+    struck(runner, run_dir, Blow("save", 2, KILL), status=-signal.SIGKILL)
+    struck(runner, run_dir, Blow("dispatch", 3, (signal.SIGINT,)))
+    struck(runner, run_dir, Blow("evaluation", 1, KILL), status=-signal.SIGKILL)
+    struck(runner, run_dir, Blow("finish", 1, KILL), status=-signal.SIGKILL)
+    assert runner.train(run_dir).status == 0
+    assert_same_end(run_dir, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_write_leaves_a_run_that_resumes(
+    runner: Runner, uninterrupted: Path, run_dir: Path
+) -> None:
+    draw = drawn(1)
+    killed = 0
+    while True:
+        ended = runner.train(run_dir, blow=Blow("fsync", draw.randint(1, 40), KILL))
+        assert ended.status in (0, -signal.SIGKILL), ended.stderr
+        if ended.status == 0:
+            break
+        killed += 1
+    assert killed >= 3
+    assert_same_end(run_dir, uninterrupted)
+
+
+def compiled(log: str) -> Counter[str]:
+    """How often each function was compiled."""
+    return Counter(re.findall(r"Finished XLA compilation of jit\((.*?)\)", log))
+
+
+# What gives a restored leaf memory of XLA's own and checks it: once for each new shape, on whichever side of a
+# checkpoint it comes first.
+OF_THE_STORE = {"_copy", "device_sums"}
+
+
+def test_a_resumed_run_compiles_nothing_that_a_fresh_one_had_not(
+    runner: Runner, run_dir: Path
+) -> None:
+    fresh = runner.train(run_dir, blow=Blow("evaluation"), JAX_LOG_COMPILES="1")
+    assert fresh.status == INTERRUPTED, fresh.stderr
+    resumed = runner.train(run_dir, blow=Blow("evaluation"), JAX_LOG_COMPILES="1")
+    assert resumed.status == INTERRUPTED, resumed.stderr
+    of_fresh, of_resumed = compiled(fresh.stderr), compiled(resumed.stderr)
+    assert of_fresh["run"] == 2  # the step and the warm-up
+    assert of_resumed["run"] == 1
+    assert of_resumed["_init"] == 0
+    more = {
+        name: (count, of_fresh[name])
+        for name, count in of_resumed.items()
+        if count > of_fresh[name] and name not in OF_THE_STORE
+    }
+    assert more == {}
+
+
+def test_a_finished_run_says_so_and_changes_nothing(runner: Runner, uninterrupted: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*.json*")}
+    ended = runner.train(uninterrupted)
+    assert ended.status == 0, ended.stderr
+    assert "finished" in ended.stdout
+    assert {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*.json*")} == before
