@@ -110,7 +110,8 @@ def directions(
         shares, ways = (V[site], U[site]) if features_in else (U[site].T, V[site].T)
         strongest = np.argmax(np.abs(shares), axis=0)
         of_components = shares[strongest, np.arange(shares.shape[1])][:, None] * ways
-        reach = 1.3 * max(np.abs(vectors).max(), np.abs(of_components).max(), 1e-6)
+        longest = max(np.abs(vectors).max(), np.abs(of_components).max(), 1e-6)
+        reach = 1.3 * float(longest)
         target, components = panels[2 * row], panels[2 * row + 1]
         colours = _colours(len(vectors))
         for feature, vector in enumerate(vectors):
