@@ -11,6 +11,7 @@ from pd_eqx.evals.ablations import CI_MASKED, STOCHASTIC, RandomMasks
 from pd_eqx.evals.evaluation import Evaluation, EvaluationSettings, Result, make_evaluation
 from pd_eqx.evals.patterns import Identity
 from pd_eqx.evals.reconstruction import Reconstruction
+from pd_eqx.evals.shared_adversary import SharedAdversary
 from pd_eqx.evals.toys import toy_in_full, toy_in_loop
 from pd_eqx.evals.weights import Faithfulness
 from pd_eqx.targets.tms import TMS
@@ -155,3 +156,14 @@ def test_sites_are_reported_in_the_targets_order() -> None:
     assert list(report["faithfulness_relative"]) == ["linear1", "hidden_layers.0", "linear2"]
     assert report["faithfulness_relative"]["hidden_layers.0"] == pytest.approx(0.25)
     assert report["faithfulness"]["total"] == pytest.approx(0.5 / 24)
+
+
+def test_an_adversary_of_all_batches_climbs_them_together() -> None:
+    def attacked(steps: int) -> float:
+        adversary = SharedAdversary("shared", steps, 0.1)
+        settings = EvaluationSettings((), n_batches=2, adversaries=(adversary,))
+        evaluation = make_evaluation(settings)
+        arguments = perfect.decomposition(0.8), perfect.target(), BATCHES, KEY
+        return error(evaluation(*arguments), "shared")
+
+    assert attacked(10) > 1.2 * attacked(0)

@@ -15,7 +15,7 @@ from pd_eqx.evals.evaluation import EvaluationSettings, Result, make_evaluation
 from pd_eqx.evals.patterns import Identity, SingleFeatures
 
 RECORDS = [
-    {"step": step, "loss/total": 1.0 / step, "loss/stochastic": 0.5 / step, "alive/linear1": 5}
+    {"step": step, "loss/total": 1.0 / step, "loss/stochastic": 0.5 / step, "eval/alive/linear1": 5}
     for step in (1, 10, 100)
 ]
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -11,11 +11,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from pd_eqx.evals import means
 from pd_eqx.evals.metric import Arrays, BatchMetric, ProductMetric, Report
-from pd_eqx.evals.observation import decomposed_sites, observe
+from pd_eqx.evals.observation import decomposed_sites, draw_batch, observe
+from pd_eqx.evals.shared_adversary import Attack, SharedAdversary
 from pd_eqx.state import Decomposition
 from pd_eqx.step import BatchSource, Target
 
@@ -27,11 +28,13 @@ class EvaluationSettings:
     - `batch`: metrics by a name of their own, pooled over `n_batches` batches. Each draws from its own key, which
       follows from its place, so a metric added at the end changes no other's numbers.
     - `product`: metrics of the decomposition alone.
+    - `adversaries`: each climbs all of the batches together, at the price of drawing them again for every step.
     """
 
     batch: tuple[BatchMetric, ...]
     product: tuple[ProductMetric, ...] = ()
     n_batches: int = 16
+    adversaries: tuple[SharedAdversary, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses an evaluation without a batch to look at."""
@@ -62,12 +65,14 @@ class Evaluation:
 
     def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
-        self._draw = jax.jit(_draw)
+        self._draw = jax.jit(draw_batch)
         self._product = jax.jit(self.measure_product)
-        self._init = jax.jit(self.init)
         self._measure = jax.jit(self.measure_batch)
-        # Apart from the measuring, which would else compile once more for the empty means' placement.
+        # Apart from the measuring, which would else compile once more for the first batch.
         self._combine = jax.jit(means.combine, donate_argnums=0)
+        self._attacks = tuple(
+            Attack(adversary, place) for place, adversary in enumerate(settings.adversaries)
+        )
 
     def __call__(
         self,
@@ -91,11 +96,13 @@ class Evaluation:
         for index in range(self.settings.n_batches):
             between()
             inputs, key_metrics = self._draw(batches, key, index)
-            if pooled is None:
-                pooled = self._init(decomposition, target, inputs, key_metrics)
             measured = self._measure(decomposition, target, inputs, key_metrics)
-            pooled = self._combine(pooled, measured)
-        return self.finish(pooled, product, decomposed_sites(decomposition, target))
+            pooled = measured if pooled is None else self._combine(pooled, measured)
+        result = self.finish(pooled, product, decomposed_sites(decomposition, target))
+        for attack in self._attacks:
+            found = attack(decomposition, target, batches, key, self.settings.n_batches, between)
+            _merge(result.report, {"reconstruction": {attack.adversary.name: found}}, "report")
+        return result
 
     def measure_product(self, decomposition: Decomposition, target: Target) -> tuple[Any, ...]:
         """What the metrics of the decomposition alone measure; pure."""
@@ -114,7 +121,10 @@ class Evaluation:
     def init(
         self, decomposition: Decomposition, target: Target, inputs: Array, key: PRNGKeyArray
     ) -> tuple[Any, ...]:
-        """Pooled means before the first batch; pure, and reads no more than shapes."""
+        """Pooled means before the first batch; pure, and reads no more than shapes.
+
+        With `update` and `finish` it serves who has batches of their own: the pooled means are a pytree.
+        """
         shapes = eqx.filter_eval_shape(self.measure_batch, decomposition, target, inputs, key)
         return means.nothing_seen(shapes)
 
@@ -147,13 +157,6 @@ class Evaluation:
 def make_evaluation(settings: EvaluationSettings) -> Evaluation:
     """An evaluation that compiles at its first call, once for each shape of its arguments."""
     return Evaluation(settings)
-
-
-def _draw(
-    batches: BatchSource, key: PRNGKeyArray, index: Int[Array, ""]
-) -> tuple[Array, PRNGKeyArray]:
-    key_batch, key_metrics = jax.random.split(jax.random.fold_in(key, index))
-    return batches(key_batch, index), key_metrics
 
 
 def _merge(into: dict[str, Any], more: Mapping[str, Any], path: str) -> None:

@@ -243,16 +243,18 @@ def per_component(
     return figure
 
 
-# Panels of `curves`: a title, the prefix of the metrics it shows, and what its axis is.
+# Panels of `curves`: a title, the kind of metric it shows (what its name begins with), and what its axis is.
 PANELS: tuple[tuple[str, str, str], ...] = (
     ("Losses", "loss/", "unweighted loss"),
-    ("Reconstruction", "reconstruction/", "distance from the clean output"),
-    ("L0", "l0/", "active components a position"),
-    ("Alive components", "alive/", "components"),
-    ("Identity error", "identity_ci_error/", "entries on the wrong side"),
+    ("Reconstruction", "eval/reconstruction/", "distance from the clean output"),
+    ("Faithfulness", "eval/faithfulness_relative/", "unexplained share of the weights"),
+    ("L0", "eval/l0/", "active components a position"),
+    ("Alive components", "eval/alive/", "components"),
+    ("Identity error", "eval/identity_ci_error/", "entries on the wrong side"),
     ("Gradient norms", "grad_norm/", "norm before clipping"),
     ("Learning rates", "lr/", "learning rate"),
 )
+
 # Series that lie on one another still show, each in a dash of its own.
 STYLES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
 
@@ -262,7 +264,7 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
 
     **Arguments:**
 
-    - `records`: each with its `step`.
+    - `records`: each with its `step`; an evaluation's metrics begin with `eval/`.
 
     **Errors:** `ValueError` where there is nothing to draw.
     """

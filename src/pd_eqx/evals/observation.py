@@ -4,14 +4,15 @@ import math
 from collections.abc import Mapping
 
 import equinox as eqx
-from jaxtyping import Array, Float
+import jax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from pd_eqx.ci.base import CausalImportances
 from pd_eqx.components import Components
 from pd_eqx.linear import LinearMap, capture, masked, recording
 from pd_eqx.masks import SiteMask
 from pd_eqx.state import Decomposition
-from pd_eqx.step import Target
+from pd_eqx.step import BatchSource, Target
 
 
 class Observation(eqx.Module):
@@ -73,3 +74,11 @@ def observe(decomposition: Decomposition, target: Target, inputs: Array) -> Obse
 def decomposed_sites(decomposition: Decomposition, target: Target) -> list[str]:
     """Names of the decomposed sites in the target's own order, which a pytree's dictionaries do not keep."""
     return [site.name for site in target.sites() if site.name in decomposition.components.V]
+
+
+def draw_batch(
+    batches: BatchSource, key: PRNGKeyArray, index: Int[Array, ""]
+) -> tuple[Array, PRNGKeyArray]:
+    """Batch `index` of an evaluation, and the key that its metrics draw from; both from `fold_in(key, index)` alone."""
+    key_batch, key_metrics = jax.random.split(jax.random.fold_in(key, index))
+    return batches(key_batch, index), key_metrics
