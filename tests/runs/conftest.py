@@ -9,13 +9,22 @@ from runs.small import Runner
 
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return Runner(tmp_path_factory.mktemp("runner"))
+    return Runner(_shared(tmp_path_factory, "runner"))
 
 
 @pytest.fixture(scope="session")
 def uninterrupted(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory of a run that nobody disturbed."""
-    run_dir = tmp_path_factory.mktemp("uninterrupted") / "run"
-    ended = runner.train(run_dir)
-    assert ended.status == 0, ended.stderr
-    return run_dir
+    """A run directory of a run that nobody disturbed; beside it, what it printed."""
+    folder = _shared(tmp_path_factory, "uninterrupted")
+    if not (folder / "stdout").exists():
+        ended = runner.train(folder / "run")
+        assert ended.status == 0, ended.stderr
+        (folder / "stdout").write_text(ended.stdout)
+    return folder / "run"
+
+
+def _shared(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder of the session: the rooms that use these fixtures have a fixture of their own each."""
+    folder = factory.getbasetemp() / name
+    folder.mkdir(exist_ok=True)
+    return folder

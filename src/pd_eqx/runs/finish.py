@@ -8,8 +8,12 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from pd_eqx.runs.directory import read_json, write_json
+from pd_eqx.evals.evaluation import Result
+from pd_eqx.runs.directory import RunDirectory, read_json, write_json
 from pd_eqx.runs.open import OpenedRun
+from pd_eqx.runs.tracking import read_metrics
+from pd_eqx.state import Decomposition
+from pd_eqx.targets.base import Target
 
 
 def finish(run: OpenedRun, seconds: Callable[[], float]) -> dict[str, Any]:
@@ -47,4 +51,15 @@ def evaluate(run: OpenedRun) -> dict[str, Any]:
     assembly = run.assembly
     measure = assembly.evaluation(in_full=True)
     result = measure(run.decomposition, run.target, assembly.batches, assembly.keys.evaluation)
+    draw_figures(run.directory, result, run.decomposition, run.target)
     return result.report
+
+
+def draw_figures(
+    directory: RunDirectory, result: Result, decomposition: Decomposition, target: Target
+) -> None:
+    """Writes into `figures/` what an evaluation and the run's records have the numbers for."""
+    from pd_eqx.evals import figures
+
+    records = read_metrics(directory.metrics)
+    figures.save(figures.draw(result, decomposition, target, records), directory.figures)

@@ -16,10 +16,11 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pd_eqx.checkpoint import CheckpointStore
@@ -28,7 +29,7 @@ from pd_eqx.runs.assembly import Assembly, assemble, warm_up
 from pd_eqx.runs.config import Config
 from pd_eqx.runs.config_file import dump_config, load_config, refuse_mismatch
 from pd_eqx.runs.directory import RunDirectory, read_json, write_atomically, write_json
-from pd_eqx.runs.finish import finish
+from pd_eqx.runs.finish import draw_figures, finish
 from pd_eqx.runs.open import OpenedRun, restore_product
 from pd_eqx.runs.preemption import NeverStop, Stop
 from pd_eqx.runs.stored_target import stored_target
@@ -58,6 +59,7 @@ class Progress:
     losses: dict[str, float]
 
 
+@runtime_checkable
 class Watcher(Protocol):
     """Who a run tells what it does."""
 
@@ -264,12 +266,17 @@ class _Session:
             first = False
             losses = {name: value for name, value in values.items() if name.startswith("loss/")}
             self.watcher.advance(Progress(done, config.steps, n / max(seconds, 1e-9), losses))
-            evaluated = self._due(done, config.evaluation.every)
+            pictured = self._due(done, config.evaluation.figures_every)
+            evaluated = pictured or self._due(done, config.evaluation.every)
             if evaluated:
                 result = evaluate(
                     state.decomposition, target, assembly.batches, assembly.keys.evaluation
                 )
                 values |= result.flat("eval/")
+                if pictured:
+                    # Of a copy: whoever looks at the state itself from the host keeps it from being donated.
+                    product = jax.tree.map(jnp.copy, state.decomposition)
+                    draw_figures(self.directory, result, product, target)
             if evaluated or self._due(done, config.log_every):
                 record = {"step": done, "seconds": round(self.clock() - self.began, 3), **values}
                 for tracker in (metrics, *self.trackers):
@@ -282,7 +289,13 @@ class _Session:
 
     def _until_due(self, step: int) -> int:
         config = self.config
-        cadences = (config.log_every, config.checkpoint.every, config.evaluation.every)
+        evaluation = config.evaluation
+        cadences = (
+            config.log_every,
+            config.checkpoint.every,
+            evaluation.every,
+            evaluation.figures_every,
+        )
         ends = [(step // every + 1) * every for every in cadences if every is not None]
         return min([config.steps, *ends]) - step
 

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 INTERRUPTED = 75
 KILLED = 130
@@ -25,6 +25,7 @@ _SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _END = signal.SIGUSR1  # wakes the waiting thread when nobody is to be waited for any more
 
 
+@runtime_checkable
 class Stop(Protocol):
     """How a run learns that it should end early."""
 

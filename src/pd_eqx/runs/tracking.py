@@ -10,13 +10,14 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pd_eqx.runs.directory import write_atomically
 
 Record = Mapping[str, float | int]
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Somewhere that records go to, besides `metrics.jsonl`."""
 
