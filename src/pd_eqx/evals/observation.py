@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from pd_eqx.ci.base import CausalImportances
 from pd_eqx.components import Components
-from pd_eqx.linear import LinearMap, capture, masked, recording
+from pd_eqx.linear import capture, masked, recording
 from pd_eqx.masks import SiteMask
 from pd_eqx.state import Decomposition
 from pd_eqx.step import BatchSource, Target
@@ -20,7 +20,7 @@ class Observation(eqx.Module):
 
     - `target`, `components`: the frozen network and what it is taken apart into.
     - `inputs`, `clean`: the batch and the target's output on it.
-    - `site_inputs`, `site_outputs`: what each site saw, and said before any bias, in the clean forward.
+    - `site_inputs`, `site_outputs`: what each decomposed site saw, and said before any bias, in the clean forward.
     - `importances`: of every component at every position.
     """
 
@@ -49,17 +49,17 @@ class Observation(eqx.Module):
     def ablated_activations(
         self, masks: Mapping[str, SiteMask]
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """What each site sees, and says before any bias, with components masked."""
+        """What each decomposed site sees, and says before any bias, with components masked."""
         site_inputs: dict[str, Array] = {}
         site_outputs: dict[str, Array] = {}
-        linear: LinearMap = recording(masked(self.components, masks), site_inputs, site_outputs)
-        self.target(self.inputs, linear)
+        linear = masked(self.components, masks)
+        self.target(self.inputs, recording(linear, site_inputs, site_outputs, self.components.V))
         return site_inputs, site_outputs
 
 
 def observe(decomposition: Decomposition, target: Target, inputs: Array) -> Observation:
     """The clean forward of `target` on a batch, and its importances."""
-    clean, site_inputs, site_outputs = capture(target, inputs)
+    clean, site_inputs, site_outputs = capture(target, inputs, decomposition.components.V)
     return Observation(
         target=target,
         components=decomposition.components,

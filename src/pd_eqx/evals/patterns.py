@@ -183,7 +183,7 @@ class SingleFeatures(ProductMetric):
         self._patterns(decomposed_sites(decomposition, target))
         dtype = next(iter(decomposition.components.V.values())).dtype
         probe = self.value * jnp.eye(self.n_features, dtype=dtype)
-        _, site_inputs, _ = capture(target, probe)
+        _, site_inputs, _ = capture(target, probe, decomposition.components.V)
         return decomposition.ci_fn(site_inputs, decomposition.components).lower
 
     def report(self, values: Any, sites: list[str]) -> tuple[Report, Arrays]:
