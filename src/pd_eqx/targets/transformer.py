@@ -210,6 +210,19 @@ class PlainMLP(MLP):
 
 
 @dataclasses.dataclass(frozen=True)
+class NoMLP(MLP):
+    """Attention alone."""
+
+    def matrices(self, config: "TransformerConfig") -> dict[str, tuple[int, int]]:
+        """See `MLP`."""
+        return {}
+
+    def __call__(self, apply: Apply, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """See `MLP`."""
+        return jnp.zeros_like(x)
+
+
+@dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """What makes a family, and a model's sizes.
 
@@ -457,21 +470,23 @@ class Transformer(Target):
 
 
 def init_transformer(
-    key: PRNGKeyArray, config: TransformerConfig, dtype: jax.typing.DTypeLike = jnp.float32
+    key: PRNGKeyArray,
+    config: TransformerConfig,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    deviation: float = 0.02,
 ) -> Transformer:
     """A model to be trained, with normal weights, zero biases and unit scales.
-
-    The deviation is 0.02, and `√(2 · depth)` times less for matrices that write to the residual stream.
 
     **Arguments:**
 
     - `key`: each matrix folds in its place among all kinds.
+    - `deviation`: of the weights; `√(2 · depth)` times less for matrices that write to the residual stream.
 
     Source: Radford et al. 2019 (GPT-2).
     """
 
     def normal(index: int, *shape: int, scale: float = 1.0) -> Array:
-        return 0.02 * scale * jax.random.normal(jax.random.fold_in(key, index), shape, dtype)
+        return deviation * scale * jax.random.normal(jax.random.fold_in(key, index), shape, dtype)
 
     def norm(*shape: int) -> NormWeights:
         bias = jnp.zeros(shape, dtype) if config.norm.has_bias else None
