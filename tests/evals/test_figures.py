@@ -64,10 +64,10 @@ def test_importances_are_drawn_in_the_order_that_shows_the_pattern(
 
 def test_directions_show_each_feature_twice(drawn: dict[str, Figure]) -> None:
     assert titles(drawn["directions"]) == [
-        "linear1, target: 5 features",
-        "linear1, components: 5 alive, 3 not (grey)",
-        "linear2, target: 5 features",
-        "linear2, components: 5 alive, 3 not (grey)",
+        "linear1: 5 vectors of the target",
+        "linear1: 5 of 8 components alive",
+        "linear2: 5 vectors of the target",
+        "linear2: 5 of 8 components alive",
     ]
     components = drawn["directions"].axes[1]
     names = {text.get_text() for text in components.texts} - {""}

@@ -101,7 +101,8 @@ def directions(
         raise ValueError("no site has a side of two dimensions; draw its factors instead")
     sites, note = _first(flat)
     figure = _figure(
-        (7.4, 3.7 * len(sites) + 0.5), f"Feature directions, target and components{note}"
+        (7.4, 3.7 * len(sites) + 0.5),
+        f"Directions of features: target, components (grey: not alive){note}",
     )
     panels = _panels(figure, len(sites), 2, 2 * len(sites))
     for row, site in enumerate(sites):
@@ -111,7 +112,7 @@ def directions(
         strongest = np.argmax(np.abs(shares), axis=0)
         of_components = shares[strongest, np.arange(shares.shape[1])][:, None] * ways
         longest = max(np.abs(vectors).max(), np.abs(of_components).max(), 1e-6)
-        reach = 1.3 * float(longest)
+        reach = 1.45 * float(longest)
         target, components = panels[2 * row], panels[2 * row + 1]
         colours = _colours(len(vectors))
         for feature, vector in enumerate(vectors):
@@ -123,14 +124,9 @@ def directions(
             legible = lives and np.linalg.norm(vector) > 0.25 * reach
             name = f"{strongest[component]} (c{component})" if legible else ""
             _arrow(components, vector, colour, name, reach)
-        dead = int(np.sum(~alive[site]))
-        _title(target, f"{site}, target", f"{len(vectors)} features")
-        alive_words = f"{len(alive[site]) - dead} alive"
-        _title(
-            components,
-            f"{site}, components",
-            alive_words + (f", {dead} not (grey)" if dead else ""),
-        )
+        _title(target, site, f"{len(vectors)} vectors of the target")
+        count = f"{int(np.sum(alive[site]))} of {len(alive[site])}"
+        _title(components, site, f"{count} components alive")
         for axes in (target, components):
             _square(axes, reach, "hidden dimension 0", "hidden dimension 1")
     return figure
@@ -485,8 +481,10 @@ def _arrow(axes: Axes, vector: Vector, colour: Any, name: str, reach: float) -> 
         xytext=(0.0, 0.0),
         arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.6, "shrinkA": 0, "shrinkB": 0},
     )
-    out = 1.0 + 0.1 * reach / length
-    axes.text(out * x, out * y, name, color=colour, fontsize=8, ha="center", va="center")
+    out = 1.0 + 0.06 * reach / length
+    side = "left" if x > 0.4 * length else "right" if x < -0.4 * length else "center"
+    rise = "bottom" if y > 0.7 * length else "top" if y < -0.7 * length else "center"
+    axes.text(out * x, out * y, name, color=colour, fontsize=8, ha=side, va=rise)
 
 
 def _colours(count: int) -> list[Any]:
