@@ -71,7 +71,7 @@ def buffers(array: jax.Array) -> dict[tuple[int, int], int]:
 
     Addresses are plain numbers: nothing returned here keeps the array alive.
     """
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if _is_key(array):
         array = jax.random.key_data(array)
     return {
         (shard.device.id, shard.data.unsafe_buffer_pointer()): shard.data.nbytes
@@ -170,8 +170,7 @@ def ensure_donatable(
                     f"{leaf_path(keys)} is {leaf.dtype}{list(leaf.shape)}, but the abstract tree "
                     f"asks for {like.dtype}{list(like.shape)}; nothing is cast"
                 )
-            copy, _ = jax.block_until_ready(own_copy(leaf, like))
-            settled.append(copy)
+            settled.append(jax.block_until_ready(own_copy(leaf, like)))
             uses[id(leaf)] -= 1
             if not uses[id(leaf)]:
                 leaf.delete()
@@ -189,37 +188,44 @@ def abstract_like(tree: PyTree[Any]) -> PyTree[Any]:
     return jax.tree.map(_template, tree)
 
 
-def own_copy(
-    array: Any,
-    like: jax.ShapeDtypeStruct,
-    observe: Callable[[jax.Array], Any] | None = None,
-) -> tuple[jax.Array, Any]:
-    """A copy of `array` in buffers of XLA's own, placed and typed as `like` asks.
+def own_copy(array: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """A copy of `array` in buffers that XLA allocates, placed and typed as `like` asks.
 
     **Arguments:**
     - `array`: a jax or numpy array of `like`'s shape; for a PRNG key, its raw key data will do.
     - `like`: sharding or layout to place the copy in; without either, the copy is uncommitted.
-    - `observe`: a function, defined once in a module, computed over `array` in the same pass.
 
-    **Returns:** the copy, and what `observe` returned, neither waited for.
+    **Returns:** the copy, not waited for.
     """
-    placement = like.format if like.sharding is not None else None
-    if placement is not None and placement.layout is None:
-        placement = like.sharding
-    is_raw = jnp.issubdtype(like.dtype, jax.dtypes.prng_key) and not jnp.issubdtype(
-        array.dtype, jax.dtypes.prng_key
-    )
+    is_raw = _is_key(like) and not _is_key(array)
     compiled = jax.jit(
-        _copy,
-        static_argnames=("implementation", "weak", "observe"),
-        out_shardings=None if placement is None else (placement, None),
+        _copy, static_argnames=("implementation", "weak"), out_shardings=_placement(like)
     )
     return compiled(
         array,
         implementation=key_implementation(like.dtype) if is_raw else None,
         weak=like.weak_type,
-        observe=observe,
     )
+
+
+def from_host(array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """A host array as `like` asks for it, in buffers that XLA allocated.
+
+    `device_put` alone may borrow `array`'s memory. Whether it did shows in the addresses; only then,
+    and for what needs a computation anyhow (PRNG keys from their raw data, weak types), is it copied
+    once more.
+
+    **Returns:** the array on its devices, ready; `array` may be freed.
+    """
+    needs_computation = _is_key(like) or like.weak_type
+    placed = jax.block_until_ready(jax.device_put(array, _placement(like)))
+    start = array.ctypes.data
+    borrowed = any(start <= pointer < start + array.nbytes for _, pointer in buffers(placed))
+    if not needs_computation and not borrowed:
+        return placed
+    copied = jax.block_until_ready(own_copy(placed, like))
+    placed.delete()
+    return copied
 
 
 def key_implementation(dtype: Any) -> str:
@@ -234,21 +240,23 @@ def key_implementation(dtype: Any) -> str:
     raise ValueError(f"{dtype} is none of the key implementations {', '.join(shipped)}")
 
 
-def _copy(
-    array: jax.Array,
-    *,
-    implementation: str | None,
-    weak: bool,
-    observe: Callable[[jax.Array], Any] | None,
-) -> tuple[jax.Array, Any]:
+def _copy(array: jax.Array, *, implementation: str | None, weak: bool) -> jax.Array:
     copied = jnp.copy(array)
     if implementation is not None:
-        copied = jax.random.wrap_key_data(copied, impl=implementation)
-    elif weak:
-        copied = _weakly_typed(copied)
-    elif not jnp.issubdtype(copied.dtype, jax.dtypes.prng_key):
-        copied = lax.convert_element_type(copied, copied.dtype)
-    return copied, None if observe is None else observe(array)
+        return jax.random.wrap_key_data(copied, impl=implementation)
+    if weak:
+        return _weakly_typed(copied)
+    return copied if _is_key(copied) else lax.convert_element_type(copied, copied.dtype)
+
+
+def _is_key(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _placement(like: jax.ShapeDtypeStruct) -> Any:
+    if like.sharding is None or like.format.layout is None:
+        return like.sharding
+    return like.format
 
 
 def _weakly_typed(array: jax.Array) -> jax.Array:
@@ -265,7 +273,7 @@ def _weakly_typed(array: jax.Array) -> jax.Array:
 def _template(leaf: Any) -> Any:
     if not eqx.is_array(leaf):
         return leaf
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_key = _is_key(leaf)
     placement = (leaf.sharding if is_key else leaf.format) if leaf.committed else None
     return jax.ShapeDtypeStruct(
         leaf.shape, leaf.dtype, sharding=placement, weak_type=not is_key and leaf.weak_type

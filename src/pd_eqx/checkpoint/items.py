@@ -9,6 +9,9 @@ Items are stored under their native names (the tree itself is given to orbax), a
 uncompressed: compression halves the speed and saves 8 % of float32. All calls run under no mesh,
 because orbax fails under an active one.
 
+Leaves are cut into chunks of 16 MiB, so that a restore to other shardings, or of a part, does not
+read every leaf whole on every device, and holds little beside what it returns.
+
 Orbax raises whatever its parsers raise. Here each of them is told as a `CheckpointError`.
 """
 
@@ -23,6 +26,8 @@ import orbax.checkpoint as ocp
 from pd_eqx.checkpoint.errors import CorruptCheckpointError
 from pd_eqx.checkpoint.structure import raw
 
+_CHUNK_BYTES = 1 << 24
+
 
 def write(step: Path, trees: Mapping[str, Any]) -> None:
     """Write each tree of arrays as the item of its name, into the new directory `step`."""
@@ -33,61 +38,57 @@ def write(step: Path, trees: Mapping[str, Any]) -> None:
     for name in trees:
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, use_compression=False)
         handlers.add(name, ocp.args.PyTreeSave, handler)
-    saves = {name: ocp.args.PyTreeSave(tree) for name, tree in trees.items()}
+    saves = {
+        name: ocp.args.PyTreeSave(
+            tree, jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
+        )
+        for name, tree in trees.items()
+    }
     composite = ocp.CompositeCheckpointHandler(handler_registry=handlers)
     with jax.set_mesh(None), ocp.Checkpointer(composite) as writer:
         writer.save(step, ocp.args.Composite(**saves))
 
 
-def read(item: Path, abstract: Any) -> list[Any]:
-    """The raw leaves of an item, in the order of `jax.tree.leaves(abstract)`.
+def read(item: Path, abstract: Any, which: Sequence[int]) -> list[Any]:
+    """Some raw leaves of an item: those at the positions `which` of `jax.tree.leaves(abstract)`.
 
-    A leaf that has a sharding comes as a jax array in that sharding; one that has none comes as a
-    numpy array. PRNG keys come as their raw data.
+    They come as numpy arrays, which orbax reads with less memory and time than jax arrays. Only a leaf
+    whose sharding spans devices of other processes comes as a jax array in that sharding, so that each
+    process reads no more than its part. PRNG keys come as their raw data.
 
     **Errors:** `CorruptCheckpointError` for whatever orbax raises.
     """
     leaves, treedef = jax.tree.flatten(abstract)
-    template: list[Any] = []
-    how: list[Any] = []
-    for leaf in leaves:
+    template: list[Any] = [ocp.PLACEHOLDER] * len(leaves)
+    how: list[Any] = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(leaves)
+    for position in which:
+        leaf = leaves[position]
         stored = raw(leaf)
+        template[position] = stored
         sharding = getattr(leaf, "sharding", None)
-        template.append(jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=sharding))
-        how.append(
-            ocp.RestoreArgs(restore_type=np.ndarray)
-            if sharding is None
-            else ocp.ArrayRestoreArgs(
+        if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable:
+            how[position] = ocp.ArrayRestoreArgs(
                 sharding=sharding, global_shape=stored.shape, dtype=stored.dtype
             )
-        )
     arguments = ocp.args.PyTreeRestore(
-        item=treedef.unflatten(template),
-        restore_args=treedef.unflatten(how),
+        item=treedef.unflatten(template), restore_args=treedef.unflatten(how)
     )
-    return jax.tree.leaves(_call(item, lambda reader: reader.restore(item, args=arguments)))
+    restored = jax.tree.leaves(_call(item, lambda reader: reader.restore(item, args=arguments)))
+    return [restored[position] for position in which]
 
 
-def read_named(item: Path, names: Sequence[str]) -> list[np.ndarray]:
-    """Some arrays of an item by their stored names, as numpy arrays, without its abstract tree.
+def plain_tree(item: Path) -> tuple[list[str], Any]:
+    """The stored names of an item's arrays, and a tree to `read` them by, from its metadata alone.
 
     **Errors:** `CorruptCheckpointError` for whatever orbax raises.
     """
-    wanted = frozenset(names)
 
-    def work(reader: ocp.Checkpointer) -> list[np.ndarray]:
+    def plain(reader: ocp.Checkpointer) -> tuple[list[str], Any]:
         metadata: Any = reader.metadata(item).item_metadata
-        found, treedef = jax.tree.flatten(metadata.tree)
-        template = [leaf if leaf.name in wanted else ocp.PLACEHOLDER for leaf in found]
-        how = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(found)
-        arguments = ocp.args.PyTreeRestore(
-            item=treedef.unflatten(template), restore_args=treedef.unflatten(how)
-        )
-        restored = jax.tree.leaves(reader.restore(item, args=arguments))
-        by_name = {leaf.name: array for leaf, array in zip(found, restored, strict=True)}
-        return [by_name[name] for name in names]
+        names = [leaf.name for leaf in jax.tree.leaves(metadata.tree)]
+        return names, jax.tree.map(raw, metadata.tree)
 
-    return _call(item, work)
+    return _call(item, plain)
 
 
 def _call(item: Path, work: Callable[[ocp.Checkpointer], Any]) -> Any:

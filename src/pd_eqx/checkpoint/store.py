@@ -15,6 +15,7 @@ promises, and the failure that each promise guards against:
 """
 
 import dataclasses
+import gc
 import operator
 import warnings
 from collections.abc import Iterator, Sequence
@@ -52,22 +53,21 @@ from pd_eqx.checkpoint.structure import (
     raw,
     refuse_unsavable,
 )
-from pd_eqx.donation import own_copy
+from pd_eqx.donation import from_host, own_copy
 
-_GROUP_BYTES = 1 << 28
+_GROUP_BYTES = 1 << 30
 
 _device_sums = jax.jit(device_sums)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pending:
-    """An item on its way to the disk: its nodes, without fingerprints, and its raw arrays."""
+    """An item on its way to the disk: its nodes, and its arrays with PRNG keys as raw data."""
 
     name: str
     nodes: tuple[Node, ...]
     treedef: Any
     arrays: list[jax.Array]
-    sums: list[Any]
 
 
 class CheckpointStore:
@@ -284,16 +284,20 @@ class CheckpointStore:
             self._background.check()
 
     def _pend(self, name: str, item: Any) -> _Pending:
-        treedef = jax.tree.structure(item)
         arrays: list[jax.Array] = []
-        sums: list[Any] = []
-        for _, leaf in leaves(item, name):
+        prints: dict[str, str] = {}
+        for node, leaf in leaves(item, name):
             array = jax.random.key_data(leaf) if is_key(leaf) else leaf
-            sums.append(_device_sums(array))
+            # One leaf at a time: many computations with collectives in flight at once can deadlock.
+            prints[node.path] = _fingerprint(node, array)
             if self._background is not None:
                 array = jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
             arrays.append(array)
-        return _Pending(name, nodes(item, name), treedef, arrays, sums)
+        told = (
+            dataclasses.replace(node, fingerprint=prints.get(node.path, ""))
+            for node in nodes(item, name)
+        )
+        return _Pending(name, tuple(told), jax.tree.structure(item), arrays)
 
     def _write(self, step: int, pending: Sequence[_Pending]) -> None:
         try:
@@ -439,20 +443,36 @@ class CheckpointStore:
             return abstract
         directory = self.path / str(step)
         self._refuse_altered(directory, stored)
-        try:
-            template = jax.tree.map(raw, abstract) if to_host else abstract
-            arrays = items.read(directory / name, template)
-        except CorruptCheckpointError as error:
-            wrong = self._wrong(directory, stored)
-            raise self._gone(directory) or _corrupt(directory, wrong, str(error)) from error
-        settle = _settle_on_host if to_host else _settle
-        settled, wrong = settle(arrays, asked, verify)
+        settled: list[Any] = []
+        wrong: list[Node] = []
+        for group in _grouped([node for node, _ in asked]):
+            try:
+                arrays = items.read(directory / name, abstract, group)
+            except CorruptCheckpointError as error:
+                wrong = self._wrong(directory, stored)
+                raise self._gone(directory) or _corrupt(directory, wrong, str(error)) from error
+            for position in group:
+                node, like = asked[position]
+                # Each array is let go before the next is placed: one state and one leaf, not two states.
+                array = arrays.pop(0)
+                with jax.set_mesh(None):
+                    leaf = array if to_host else _settled(array, like)
+                    del array
+                    if verify and _fingerprint(node, leaf) != node.fingerprint:
+                        wrong.append(node)
+                settled.append(leaf)
+                # JAX lets go of a host array that it has copied at the next collection, of any depth.
+                gc.collect(0)
         if wrong:
             raise _corrupt(directory, wrong)
         return jax.tree.structure(abstract).unflatten(settled)
 
     def _refuse_altered(self, directory: Path, item: StoredItem) -> None:
-        """Raise unless the files that orbax parses are as they were written."""
+        """Raise unless the item is there, and the files that orbax parses are as they were written."""
+        if item.files and not (directory / item.name).is_dir():
+            raise self._gone(directory) or IncompleteCheckpointError(
+                f"{directory} has lost its item {item.name}; copy it from a backup, or restore another step"
+            )
         altered = manifest.altered(directory, item.files)
         if altered:
             raise self._gone(directory) or _corrupt(directory, (), "\n".join(altered))
@@ -474,92 +494,77 @@ class CheckpointStore:
         self, directory: Path, item: StoredItem
     ) -> Iterator[tuple[Node, np.ndarray | None]]:
         """Each array of an item, on the host; None for one that is not what was saved."""
+        if not item.arrays:
+            return
+        where = directory / item.name
+        try:
+            names, tree = items.plain_tree(where)
+        except CorruptCheckpointError:
+            yield from ((node, None) for node in item.arrays)
+            return
         for group in _grouped(item.arrays):
-            for node, array in zip(group, _read_on_host(directory / item.name, group), strict=True):
-                intact = (
-                    array is not None and _fingerprint(node, host_sums(array)) == node.fingerprint
-                )
+            members = [item.arrays[position] for position in group]
+            positions = [names.index(node.name) for node in members]
+            for node, array in zip(members, _read_each(where, tree, positions), strict=True):
+                intact = array is not None and _fingerprint(node, array) == node.fingerprint
                 yield node, array if intact else None
 
 
-def _grouped(nodes: Sequence[Node]) -> Iterator[list[Node]]:
-    """The nodes in order, in groups of so many bytes as a host can spare, or of one."""
-    group: list[Node] = []
-    for node in nodes:
-        if group and sum(member.bytes for member in group) + node.bytes > _GROUP_BYTES:
+def _grouped(nodes: Sequence[Node]) -> Iterator[list[int]]:
+    """The positions of the nodes, in groups of so many bytes as a host can spare, or of one."""
+    group: list[int] = []
+    size = 0
+    for position, node in enumerate(nodes):
+        if group and size + node.bytes > _GROUP_BYTES:
             yield group
-            group = []
-        group.append(node)
+            group, size = [], 0
+        group.append(position)
+        size += node.bytes
     if group:
         yield group
 
 
-def _read_on_host(item: Path, group: Sequence[Node]) -> list[np.ndarray | None]:
-    """The arrays of some nodes; None for each that cannot be read, found by halving."""
+def _read_each(item: Path, tree: Any, which: Sequence[int]) -> list[np.ndarray | None]:
+    """The arrays at some positions; None for each that cannot be read, found by halving."""
     try:
-        return [*items.read_named(item, [node.name for node in group])]
+        return [*items.read(item, tree, which)]
     except CorruptCheckpointError:
-        if len(group) == 1:
+        if len(which) == 1:
             return [None]
-        half = len(group) // 2
-        return _read_on_host(item, group[:half]) + _read_on_host(item, group[half:])
+        half = len(which) // 2
+        return _read_each(item, tree, which[:half]) + _read_each(item, tree, which[half:])
 
 
 def _recorded(step: int, directory: Path, pending: Sequence[_Pending]) -> Manifest:
-    stored: list[StoredItem] = []
-    for item in pending:
-        sums = iter(jax.device_get(item.sums))
-        with_fingerprints = tuple(
-            dataclasses.replace(
-                node, fingerprint=_fingerprint(node, tuple(int(total) for total in next(sums)))
-            )
-            if node.is_array
-            else node
-            for node in item.nodes
+    stored = tuple(
+        StoredItem(
+            item.name,
+            item.nodes,
+            manifest.recorded(directory, item.name, frozenset()) if item.arrays else (),
         )
-        files = manifest.recorded(directory, item.name, frozenset()) if item.arrays else ()
-        stored.append(StoredItem(item.name, with_fingerprints, files))
+        for item in pending
+    )
     names = frozenset(item.name for item in pending)
-    return Manifest(step, tuple(stored), manifest.recorded(directory, None, names))
+    return Manifest(step, stored, manifest.recorded(directory, None, names))
 
 
-def _fingerprint(node: Node, sums: tuple[int, ...]) -> str:
+def _fingerprint(node: Node, leaf: Any) -> str:
+    """The fingerprint of an array: on its devices, or on the host for a numpy array."""
+    if isinstance(leaf, np.ndarray):
+        sums = host_sums(leaf)
+    else:
+        totals = jax.device_get(_device_sums(jax.random.key_data(leaf) if is_key(leaf) else leaf))
+        sums = tuple(int(total) for total in totals)
     return fingerprint(node.path, node.dtype, node.shape, sums)
 
 
-def _settle(
-    arrays: list[Any], asked: list[tuple[Node, Any]], verify: bool
-) -> tuple[list[Any], list[Node]]:
-    """Move raw leaves, one at a time, to where they were asked, in memory that can be donated."""
-    settled: list[Any] = []
-    wrong: list[Node] = []
-    with jax.set_mesh(None):
-        for position, (node, like) in enumerate(asked):
-            array, arrays[position] = arrays[position], None
-            copy, sums = jax.block_until_ready(
-                own_copy(array, like, observe=device_sums if verify else None)
-            )
-            if isinstance(array, jax.Array):
-                array.delete()
-            del array
-            settled.append(copy)
-            if (
-                verify
-                and _fingerprint(node, tuple(int(total) for total in sums)) != node.fingerprint
-            ):
-                wrong.append(node)
-    return settled, wrong
-
-
-def _settle_on_host(
-    arrays: list[Any], asked: list[tuple[Node, Any]], verify: bool
-) -> tuple[list[Any], list[Node]]:
-    wrong = [
-        node
-        for array, (node, _) in zip(arrays, asked, strict=True)
-        if verify and _fingerprint(node, host_sums(array)) != node.fingerprint
-    ]
-    return arrays, wrong
+def _settled(array: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """A leaf that was read, placed as asked, in memory that a step can reuse."""
+    if isinstance(array, np.ndarray):
+        return from_host(array, like)
+    copied = jax.block_until_ready(own_copy(array, like))
+    array.delete()
+    return copied
 
 
 def _refuse_placement(item: Any, name: str) -> None:
