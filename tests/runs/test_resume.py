@@ -1,5 +1,6 @@
 """A run that was interrupted, anywhere and any number of times, ends in the bits of one that was not."""
 
+import dataclasses
 import json
 import re
 import signal
@@ -70,30 +71,47 @@ def test_three_terminations_and_three_kills_change_no_bit(
     assert json.loads((run_dir / "summary.json").read_text())["resumes"] == 6
 
 
-def struck(runner: Runner, run_dir: Path, blow: Blow, status: int = INTERRUPTED) -> Ended:
-    ended = runner.train(run_dir, blow=blow)
+def struck(
+    runner: Runner, run_dir: Path, blow: Blow, status: int = INTERRUPTED, **environment: str
+) -> Ended:
+    ended = runner.train(run_dir, blow=blow, **environment)
     assert ended.status == status, (blow, ended.stderr)
     return ended
 
 
-def test_a_signal_in_any_phase_costs_nothing_that_was_complete(
-    runner: Runner, uninterrupted: Path, run_dir: Path
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Troubled:
+    """A run that was struck in every phase, until it was through.
+
+    - `fresh`, `resumed`: the two processes that got furthest, with the log of what they compiled.
+    """
+
+    run_dir: Path
+    fresh: Ended
+    resumed: Ended
+
+
+@pytest.fixture(scope="module")
+def troubled(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Troubled:
+    run_dir = tmp_path_factory.mktemp("troubled") / "run"
     for blow in (Blow("compile", delay=0.3), Blow("warm_up")):
         ended = struck(runner, run_dir, blow)
         assert "nothing was lost" in ended.stderr
         assert "go on with: pd-eqx train" in ended.stderr
         assert saved_steps(run_dir) == []
-    struck(runner, run_dir, Blow("evaluation"))
-    first = saved_steps(run_dir)[-1]
-    assert first in range(30, 60)
+    fresh = struck(runner, run_dir, Blow("evaluation"), JAX_LOG_COMPILES="1")
+    assert saved_steps(run_dir)[-1] in range(30, 60)
     assert "eval/mmcs" in next(r for r in metrics_of(run_dir) if r["step"] == 30)
     struck(runner, run_dir, Blow("dispatch", 2, (signal.SIGINT, signal.SIGINT)), status=130)
-    ended = struck(runner, run_dir, Blow("finish"))
-    assert f"step {STEPS} of {STEPS} is saved" in ended.stderr
+    resumed = struck(runner, run_dir, Blow("finish"), JAX_LOG_COMPILES="1")
+    assert f"step {STEPS} of {STEPS} is saved" in resumed.stderr
     assert not (run_dir / "summary.json").exists()
     assert runner.train(run_dir).status == 0
-    assert_same_end(run_dir, uninterrupted)
+    return Troubled(run_dir, fresh, resumed)
+
+
+def test_a_signal_in_any_phase_changes_no_bit(troubled: Troubled, uninterrupted: Path) -> None:
+    assert_same_end(troubled.run_dir, uninterrupted)
 
 
 @pytest.mark.slow
@@ -138,14 +156,8 @@ def compiled(log: str) -> Counter[str]:
 OF_THE_STORE = {"_copy", "device_sums"}
 
 
-def test_a_resumed_run_compiles_nothing_that_a_fresh_one_had_not(
-    runner: Runner, run_dir: Path
-) -> None:
-    fresh = runner.train(run_dir, blow=Blow("evaluation"), JAX_LOG_COMPILES="1")
-    assert fresh.status == INTERRUPTED, fresh.stderr
-    resumed = runner.train(run_dir, blow=Blow("evaluation"), JAX_LOG_COMPILES="1")
-    assert resumed.status == INTERRUPTED, resumed.stderr
-    of_fresh, of_resumed = compiled(fresh.stderr), compiled(resumed.stderr)
+def test_a_resumed_run_compiles_nothing_that_a_fresh_one_had_not(troubled: Troubled) -> None:
+    of_fresh, of_resumed = compiled(troubled.fresh.stderr), compiled(troubled.resumed.stderr)
     assert of_fresh["run"] == 2  # the step and the warm-up
     assert of_resumed["run"] == 1
     assert of_resumed["_init"] == 0

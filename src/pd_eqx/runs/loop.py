@@ -1,7 +1,8 @@
 """One run: fresh or resumed, to its end or to a signal.
 
-    fresh     target → compile → initialise → faithfulness warm-up → save 0 → loop → evaluate
-    resumed   target → compile → restore → loop → evaluate
+    fresh       target → compile → initialise → faithfulness warm-up → save 0 → loop → evaluate
+    fine-tuned  as fresh, but target and decomposition are those of a parent, and there is no warm-up
+    resumed     target → compile → restore → loop → evaluate
 
 Nothing is initialised on resume, and no second state is alive beside the restored one. Updates run many to a
 dispatch; a dispatch ends where something is due (a record, an evaluation, a checkpoint) and lasts about half a
@@ -31,6 +32,7 @@ from pd_eqx.runs.config_file import dump_config, load_config, refuse_mismatch
 from pd_eqx.runs.directory import RunDirectory, read_json, write_atomically, write_json
 from pd_eqx.runs.finish import draw_figures, finish
 from pd_eqx.runs.open import OpenedRun, restore_product
+from pd_eqx.runs.parent import init_from_parent, parent_directory
 from pd_eqx.runs.preemption import NeverStop, Stop
 from pd_eqx.runs.stored_target import stored_target
 from pd_eqx.runs.tracking import MetricsFile, Tracker
@@ -339,8 +341,12 @@ class Pace:
 
 
 def _initialise(assembly: Assembly, target: Target) -> TrainState:
+    config = assembly.config
     state = assembly.fresh(target)
-    components = warm_up(assembly.config, state.decomposition.components, target)
+    parent = parent_directory(config)
+    if parent is not None and config.parent is not None:
+        return init_from_parent(state, parent.checkpoints, config.parent.step)
+    components = warm_up(config, state.decomposition.components, target)
     return eqx.tree_at(lambda state: state.decomposition.components, state, components)
 
 

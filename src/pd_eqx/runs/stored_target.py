@@ -13,6 +13,7 @@ import equinox as eqx
 from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.runs.assembly import Assembly
 from pd_eqx.runs.directory import RunDirectory
+from pd_eqx.runs.parent import parent_directory
 from pd_eqx.targets.base import Target
 
 
@@ -23,13 +24,18 @@ class _Stored(eqx.Module):
 def stored_target(
     directory: RunDirectory, assembly: Assembly, watch: Callable[[str], None]
 ) -> Target:
-    """The run's target; trained and stored first, if it is not there yet.
+    """The run's target; stored first, if it is not there yet: trained, or taken from the run's parent.
 
     **Errors:** those of the target's training, and `CheckpointError` for one that was damaged on disk.
     """
     with CheckpointStore(directory.target) as store:
         if store.latest_step() is None:
-            store.save(0, _Stored(assembly.config.target.build(assembly.keys.target, watch)))
+            parent = parent_directory(assembly.config)
+            if parent is not None:
+                target = load_target(parent, assembly)
+            else:
+                target = assembly.config.target.build(assembly.keys.target, watch)
+            store.save(0, _Stored(target))
     return load_target(directory, assembly)
 
 

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from pd_eqx.runs.config.base import (
     Count,
+    CountOrNone,
     Name,
     Node,
     beside_trajectory,
@@ -30,6 +31,13 @@ class CheckpointConfig(Node):
     keep_every: Count | None = beside_trajectory(None)
 
 
+class ParentConfig(Node):
+    """The checkpoint that a fine-tuning run takes its target and its decomposition from."""
+
+    run: Name
+    step: CountOrNone
+
+
 class Config(Node):
     """A whole run."""
 
@@ -43,11 +51,22 @@ class Config(Node):
     objective: Annotated[list[AnyTerm], Field(min_length=1)]
     optimizers: OptimizersConfig
     faithfulness_warmup: FaithfulnessWarmupConfig | None = None
+    parent: ParentConfig | None = None
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     log_every: Count = beside_trajectory(100)
     max_updates_per_dispatch: Count = beside_trajectory(1000)
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @pydantic.field_validator("data")
+    @classmethod
+    def _target_reads_it(cls, data: Any, info: Any) -> Any:
+        target = info.data.get("target")
+        if target is not None and data.kind not in target.reads:
+            raise ValueError(
+                f"kind is {data.kind!r}, but a target of kind {target.kind!r} reads {' or '.join(target.reads)}"
+            )
+        return data
 
     @pydantic.field_validator("objective")
     @classmethod
@@ -57,6 +76,15 @@ class Config(Node):
         if twice:
             raise ValueError(f"each term needs a name of its own; {twice} is used more than once")
         return terms
+
+    @pydantic.field_validator("parent")
+    @classmethod
+    def _warm_already(cls, parent: ParentConfig | None, info: Any) -> ParentConfig | None:
+        if parent is not None and info.data.get("faithfulness_warmup") is not None:
+            raise ValueError(
+                "a run that starts from a parent's decomposition has no faithfulness_warmup; set it to null"
+            )
+        return parent
 
     def build_objective(self) -> "Objective":
         """The library's objective."""

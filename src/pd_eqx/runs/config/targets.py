@@ -2,13 +2,15 @@
 
 import abc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import pydantic
 from pydantic import Field
 
 from pd_eqx.runs.config.base import Count, CountOrNone, Fraction, Node, NotNegative, Positive
 
 if TYPE_CHECKING:
+    from pd_eqx.evals.activity import Activity
     from pd_eqx.evals.evaluation import EvaluationSettings
     from pd_eqx.evals.patterns import Pattern
     from pd_eqx.runs.config.evaluation import EvaluationConfig
@@ -17,23 +19,23 @@ if TYPE_CHECKING:
     from pd_eqx.targets.training import Training
 
 
-class ToyTarget(Node, abc.ABC):
-    """A small network that is trained in the run, from the run's seed, on sparse features."""
+class TrainedTarget(Node, abc.ABC):
+    """A small network that is trained in the run, from the run's seed.
 
-    n_features: Count
+    - `reads`: the kinds of data that it can be decomposed on.
+    """
+
+    reads: ClassVar[tuple[str, ...]]
 
     @abc.abstractmethod
     def recipe(self) -> "Training[Any]":
         """The library's description of the toy and of its training."""
 
     @abc.abstractmethod
-    def expected(self, counts: dict[str, int]) -> "dict[str, Pattern]":
-        """The pattern of importances that each decomposed site should show.
-
-        **Arguments:**
-
-        - `counts`: components by site; a site with fewer than its pattern needs is not judged.
-        """
+    def evaluation(
+        self, settings: "EvaluationConfig", counts: dict[str, int], *, in_full: bool
+    ) -> "EvaluationSettings":
+        """What is measured on it: in the loop, or in full at the end of a run."""
 
     def sites(self) -> "tuple[Site, ...]":
         """The weight matrices that can be decomposed."""
@@ -72,20 +74,31 @@ class ToyTarget(Node, abc.ABC):
 
         return train_target(key, self.recipe(), tell)
 
+
+class FeatureTarget(TrainedTarget, abc.ABC):
+    """A toy that reads sparse features."""
+
+    reads: ClassVar[tuple[str, ...]] = ("sparse_features",)
+
+    n_features: Count
+
+    @abc.abstractmethod
+    def expected(self, counts: dict[str, int]) -> "dict[str, Pattern]":
+        """The pattern of importances that each decomposed site should show.
+
+        **Arguments:**
+
+        - `counts`: components by site; a site with fewer than its pattern needs is not judged.
+        """
+
     def evaluation(
         self, settings: "EvaluationConfig", counts: dict[str, int], *, in_full: bool
     ) -> "EvaluationSettings":
-        """What is measured on it: in the loop, or in full at the end of a run."""
+        """See `TrainedTarget.evaluation`."""
         from pd_eqx.adversary import ProjectedGradient
-        from pd_eqx.evals.activity import Activity
         from pd_eqx.evals.toys import toy_in_full, toy_in_loop
 
-        expected = self.expected(counts)
-        activity = Activity(
-            alive_importance=settings.alive_importance,
-            alive_share=settings.alive_share,
-            bins=20 if in_full else 0,
-        )
+        expected, activity = self.expected(counts), _activity(settings, in_full=in_full)
         if not in_full:
             return toy_in_loop(
                 self.n_features, expected, n_batches=settings.batches, activity=activity
@@ -99,6 +112,42 @@ class ToyTarget(Node, abc.ABC):
         )
 
 
+class TokenTarget(TrainedTarget, abc.ABC):
+    """A toy that reads tokens and answers with logits.
+
+    - `next_token`: whether it says the next token at every position.
+    """
+
+    next_token: ClassVar[bool]
+
+    def evaluation(
+        self, settings: "EvaluationConfig", counts: dict[str, int], *, in_full: bool
+    ) -> "EvaluationSettings":
+        """See `TrainedTarget.evaluation`."""
+        from pd_eqx.adversary import ProjectedGradient
+        from pd_eqx.evals.tokens import tokens_in_full, tokens_in_loop
+
+        activity = _activity(settings, in_full=in_full)
+        if not in_full:
+            return tokens_in_loop(n_batches=settings.batches, activity=activity)
+        return tokens_in_full(
+            next_token=self.next_token,
+            n_batches=settings.batches,
+            activity=activity,
+            adversary=ProjectedGradient(settings.pgd_steps, settings.pgd_step_size),
+        )
+
+
+def _activity(settings: "EvaluationConfig", *, in_full: bool) -> "Activity":
+    from pd_eqx.evals.activity import Activity
+
+    return Activity(
+        alive_importance=settings.alive_importance,
+        alive_share=settings.alive_share,
+        bins=20 if in_full else 0,
+    )
+
+
 class TMSTrainingConfig(Node):
     """How a toy model of superposition is trained; see `pd_eqx.targets.tms.TMSTraining`."""
 
@@ -110,7 +159,7 @@ class TMSTrainingConfig(Node):
     attempts: Count = 8
 
 
-class TMSTarget(ToyTarget):
+class TMSTarget(FeatureTarget):
     """A toy model of superposition."""
 
     kind: Literal["tms"]
@@ -120,7 +169,7 @@ class TMSTarget(ToyTarget):
     training: TMSTrainingConfig = TMSTrainingConfig()
 
     def recipe(self) -> "Training[Any]":
-        """See `ToyTarget.recipe`."""
+        """See `TrainedTarget.recipe`."""
         from pd_eqx.targets.tms import TMSTraining
 
         return TMSTraining(
@@ -156,7 +205,7 @@ class ResidMLPTrainingConfig(Node):
     attempts: Count = 3
 
 
-class ResidMLPTarget(ToyTarget):
+class ResidMLPTarget(FeatureTarget):
     """A residual MLP that computes more features than it has neurons."""
 
     kind: Literal["resid_mlp"]
@@ -169,8 +218,16 @@ class ResidMLPTarget(ToyTarget):
     out_bias: bool = False
     training: ResidMLPTrainingConfig = ResidMLPTrainingConfig()
 
+    @pydantic.model_validator(mode="after")
+    def _can_be_trained(self) -> "ResidMLPTarget":
+        if self.n_neurons % self.n_layers:
+            raise ValueError(
+                f"n_neurons is {self.n_neurons}, which n_layers = {self.n_layers} cannot share evenly"
+            )
+        return self
+
     def recipe(self) -> "Training[Any]":
-        """See `ToyTarget.recipe`."""
+        """See `TrainedTarget.recipe`."""
         from pd_eqx.targets.resid_mlp import ResidMLPTraining
 
         shape = self.model_dump(exclude={"kind", "training"})
@@ -189,4 +246,105 @@ class ResidMLPTarget(ToyTarget):
         }
 
 
-AnyTarget = Annotated[TMSTarget | ResidMLPTarget, Field(discriminator="kind")]
+class InductionTrainingConfig(Node):
+    """How the induction toy is trained; see `pd_eqx.targets.induction.InductionTraining`."""
+
+    batch_size: Count = 64
+    steps: Count = 1500
+    learning_rate: Positive = 3e-3
+    min_accuracy: Fraction = 0.99
+    attempts: Count = 3
+
+
+class InductionTarget(TokenTarget):
+    """A small attention-only transformer that says what followed a token the last time."""
+
+    reads: ClassVar[tuple[str, ...]] = ("repeated_prefix",)
+    next_token: ClassVar[bool] = True
+
+    kind: Literal["induction"]
+    vocabulary: Count = 32
+    length: Count = 24
+    shortest: Count = 6
+    longest: Count = 12
+    width: Count = 32
+    heads: Count = 1
+    depth: Count = 2
+    training: InductionTrainingConfig = InductionTrainingConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _can_be_trained(self) -> "InductionTarget":
+        _heads_share(self.width, self.heads)
+        if not self.shortest <= self.longest <= min(self.vocabulary, self.length - 2):
+            raise ValueError(
+                f"the repeated prefix has shortest = {self.shortest} to longest = {self.longest} distinct "
+                f"tokens; it must fit into a vocabulary of {self.vocabulary}, and {self.length} tokens must "
+                "hold it and two more"
+            )
+        return self
+
+    def recipe(self) -> "Training[Any]":
+        """See `TrainedTarget.recipe`."""
+        from pd_eqx.targets.induction import InductionTraining
+
+        shape = self.model_dump(exclude={"kind", "training"})
+        return InductionTraining(**shape, **self.training.model_dump())
+
+
+class ModularAdditionTrainingConfig(Node):
+    """How the adding toy is trained; see `pd_eqx.targets.modular_addition.ModularAdditionTraining`."""
+
+    shown: Fraction = 0.75
+    steps: Count = 1000
+    learning_rate: Positive = 1e-2
+    weight_decay: NotNegative = 1.0
+    min_accuracy: Fraction = 0.99
+    max_loss: Positive = 0.1
+    attempts: Count = 3
+
+
+class ModularAdditionTarget(TokenTarget):
+    """A one-layer transformer that adds modulo a number."""
+
+    reads: ClassVar[tuple[str, ...]] = ("modular_pairs",)
+    next_token: ClassVar[bool] = False
+
+    kind: Literal["modular_addition"]
+    modulus: Annotated[int, Field(ge=2)] = 31
+    width: Count = 64
+    heads: Count = 4
+    mlp_width: Count = 128
+    training: ModularAdditionTrainingConfig = ModularAdditionTrainingConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _can_be_trained(self) -> "ModularAdditionTarget":
+        _heads_share(self.width, self.heads)
+        pairs = self.modulus**2
+        if not 1 <= int(self.training.shown * pairs) < pairs:
+            raise ValueError(
+                f"training.shown is {self.training.shown}; of {pairs} pairs there must be at least one to "
+                "train on and one to check with"
+            )
+        return self
+
+    def recipe(self) -> "Training[Any]":
+        """See `TrainedTarget.recipe`."""
+        from pd_eqx.targets.modular_addition import ModularAdditionTraining
+
+        shape = self.model_dump(exclude={"kind", "training"})
+        return ModularAdditionTraining(**shape, **self.training.model_dump())
+
+
+def _heads_share(width: int, heads: int) -> None:
+    """Refuses a width that heads cannot share.
+
+    **Errors:** `ValueError`.
+    """
+    if width % heads:
+        raise ValueError(f"width is {width}, which {heads} heads cannot share evenly")
+
+
+AnyTarget = Annotated[
+    TMSTarget | ResidMLPTarget | InductionTarget | ModularAdditionTarget,
+    Field(discriminator="kind"),
+]
