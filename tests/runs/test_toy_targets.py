@@ -67,6 +67,7 @@ def config(kind: str, *overrides: str) -> Any:
     return parse_config(BASE + SMALL[kind], kind, overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["induction", "modular_addition"])
 def test_a_run_on_tokens_ends_with_its_summary_and_figures(kind: str, run_dir: Path) -> None:
     outcome = train(config(kind), run_dir)
