@@ -1,5 +1,6 @@
 """What a run does besides training: how it paces itself, what it warns of, and what it refuses."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,13 @@ def test_a_run_inside_another_program(run_dir: Path, monkeypatch: pytest.MonkeyP
         train(small_config(*SHORT, "seed=8"), run_dir)
     with pytest.raises(ConfigMismatchError, match="cannot be extended"):
         train(small_config(*SHORT, "steps=9"), run_dir)
+
+    write_json(run_dir / "run.json", {**read_json(run_dir / "run.json"), "jax": "0.0.1"})
+    shutil.rmtree(run_dir / "checkpoints" / "7")
+    shutil.rmtree(run_dir / "target")
+    with pytest.raises(RunDirectoryError, match="holds no whole target"):
+        train(config, run_dir, watcher=watching)
+    assert "started with jax 0.0.1" in watching.lines[-1]
 
 
 def test_a_site_that_the_target_lacks_is_refused_before_anything_is_trained(run_dir: Path) -> None:

@@ -102,7 +102,7 @@ class RunDirectory:
         with (self.root / ".lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise RunDirectoryError(
                     f"another process is training in {self.root}; wait for it, or stop it"
                 ) from None

@@ -158,7 +158,9 @@ class _Session:
                     self.config.steps, read_json(self.directory.summary), was_finished=True
                 )
             assembly = assemble(self.config)
-            target = stored_target(self.directory, assembly, self.watcher.say)
+            target = stored_target(
+                self.directory, assembly, self.watcher.say, resumed=latest is not None
+            )
             with MetricsFile(self.directory.metrics, after=latest or 0) as metrics:
                 self.began -= metrics.last["seconds"] if metrics.last else 0.0
                 if latest != self.config.steps:
@@ -179,13 +181,19 @@ class _Session:
             self.stop.note(f"nothing was saved yet in {self.directory.root}; nothing was lost")
             self._clear()
             write_atomically(self.directory.config, dump_config(self.config))
-            self._record(resumes=0)
+            self._record(resumes=0, jax=jax.__version__)
             return
         self._note()
         refuse_mismatch(load_config(self.directory.config), self.config, str(self.directory.root))
         write_atomically(self.directory.config, dump_config(self.config))
         if latest < self.config.steps:
-            self._record(resumes=read_json(self.directory.record)["resumes"] + 1)
+            record = read_json(self.directory.record)
+            self._record(resumes=record["resumes"] + 1)
+            if record["jax"] != jax.__version__:
+                self.watcher.say(
+                    f"warning: the run was started with jax {record['jax']} and goes on with {jax.__version__}; "
+                    "its steps will be the same, but not to the last bit"
+                )
 
     def _clear(self) -> None:
         """Removes what a process left that was killed before anything was saved, if it was another run's."""

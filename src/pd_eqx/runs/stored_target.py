@@ -12,7 +12,7 @@ import equinox as eqx
 
 from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.runs.assembly import Assembly
-from pd_eqx.runs.directory import RunDirectory
+from pd_eqx.runs.directory import RunDirectory, RunDirectoryError
 from pd_eqx.runs.parent import parent_directory
 from pd_eqx.targets.base import Target
 
@@ -22,14 +22,24 @@ class _Stored(eqx.Module):
 
 
 def stored_target(
-    directory: RunDirectory, assembly: Assembly, watch: Callable[[str], None]
+    directory: RunDirectory, assembly: Assembly, watch: Callable[[str], None], *, resumed: bool
 ) -> Target:
     """The run's target; stored first, if it is not there yet: trained, or taken from the run's parent.
 
-    **Errors:** those of the target's training, and `CheckpointError` for one that was damaged on disk.
+    **Arguments:**
+
+    - `resumed`: whether the run has begun, so that its target must be there.
+
+    **Errors:** those of the target's training; `RunDirectoryError` for a run that has lost its target, and
+    `CheckpointError` for one whose target was damaged on disk.
     """
     with CheckpointStore(directory.target) as store:
         if store.latest_step() is None:
+            if resumed:
+                raise RunDirectoryError(
+                    f"{directory.target} holds no whole target, and the run cannot go on without the very "
+                    "network that it takes apart; put it back from a copy, or start a new run"
+                )
             parent = parent_directory(assembly.config)
             if parent is not None:
                 target = load_target(parent, assembly)
