@@ -40,7 +40,7 @@ def state(optimizer: Any = None) -> TrainState:
     fresh = initial(jax.random.key(0), Objective(()))
     optimizer = optimizer or AdamW(constant(1e-3), weight_decay=0.1)
     sources = {"linear1": SiteSource(jnp.linspace(0.1, 0.9, 6), None)}
-    ascent = optax.chain(optax.scale_by_adam(), optax.scale(2.0))
+    ascent: Any = optax.chain(optax.scale_by_adam(), optax.scale(2.0))
     training = TrainingItem(
         components_opt_state=optimizer.init(fresh.decomposition.components),
         ci_fn_opt_state=optimizer.init(fresh.decomposition.ci_fn),
@@ -99,8 +99,7 @@ def test_every_bit_arrives_and_the_source_is_not_touched(
     before = files(old)
     (told,) = migrate(old, tmp_path / "new")
     assert files(old) == before
-    names = {newer: "adversaries", older: "sources"}
-    assert (told.step, told.layout) == (STEP, names[layout])
+    assert (told.step, told.layout) == (STEP, "adversaries" if layout is newer else "sources")
     with CheckpointStore(tmp_path / "new", read_only=True) as store:
         assert store.steps() == [STEP]
         store.verify(STEP)
@@ -119,9 +118,8 @@ def test_none_in_a_parameter_stays_none(tmp_path: Path) -> None:
     product: Any = Decomposition(whole.decomposition.components, dense)
     object.__setattr__(product, "ci_fn", passage)
     adam = optax.scale_by_adam().init(passage)
-    training = TrainingItem(
-        **{**vars(whole.training), "ci_fn_opt_state": (adam, optax.EmptyState())}
-    )
+    parts: dict[str, Any] = {**vars(whole.training), "ci_fn_opt_state": (adam, optax.EmptyState())}
+    training = TrainingItem(**parts)
     changed = TrainState(product, training)
     migrate(write(tmp_path / "old", newer(changed)), tmp_path / "new")
     with CheckpointStore(tmp_path / "new", read_only=True) as store:

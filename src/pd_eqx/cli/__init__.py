@@ -6,6 +6,7 @@ imported inside it: `pd-eqx --help` has to answer before JAX could be imported.
 
 import typer
 
+from pd_eqx.cli.checkpoints import diff, inspect, migrate, strip, verify
 from pd_eqx.cli.evaluate import evaluate
 from pd_eqx.cli.train import train
 
@@ -21,6 +22,6 @@ def main() -> None:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    app.command()(train)
-    app.command()(evaluate)
+    for command in (train, evaluate, inspect, verify, diff, strip, migrate):
+        app.command()(command)
     app()

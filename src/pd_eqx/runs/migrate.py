@@ -155,16 +155,6 @@ def _item(store: CheckpointStore, step: int, name: str) -> Iterator[str]:
 
 def _state(flat: Mapping[str, Any], found: _Found) -> Any:
     """The state that the keys describe, of stand-ins for its classes."""
-    adversaries = flat.get("adversaries")
-    if adversaries is None:
-        sources, states = flat["sources"] or {}, flat["sources_opt_state"] or {}
-        if set(sources) != set(states):
-            raise StructureMismatchError(
-                f"step {found.step}: sources of {', '.join(sources)}, but sources_opt_state of {', '.join(states)}"
-            )
-        adversaries = {
-            term: {"sources": sources[term], "opt_state": states[term]} for term in sources
-        }
     product = {name: _dressed(flat[name]) for name in ("components", "ci_fn")}
     training = {
         "components_opt_state": _optimizer(flat["components_opt_state"], flat["components"]),
