@@ -21,6 +21,7 @@ seed: 7
 steps: 120
 target:
   kind: tms
+  cache: false
   n_features: 3
   n_hidden: 3
   training: {steps: 400, batch_size: 64, probability: 0.3}

@@ -30,6 +30,7 @@ SMALL: dict[str, str] = {
 sites: {layers.*.attn.*: 6}
 target:
   kind: induction
+  cache: false
   vocabulary: 7
   length: 7
   shortest: 3
@@ -42,6 +43,7 @@ data: {kind: repeated_prefix, batch_size: 6}
 sites: {layers.0.*: 6}
 target:
   kind: modular_addition
+  cache: false
   modulus: 5
   width: 8
   heads: 2
@@ -53,6 +55,7 @@ data: {kind: modular_pairs, batch_size: 6}
 sites: {layers.*: 9}
 target:
   kind: resid_mlp
+  cache: false
   n_features: 9
   d_embed: 11
   n_neurons: 6

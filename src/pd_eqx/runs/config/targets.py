@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import pydantic
 from pydantic import Field
 
-from pd_eqx.runs.config.base import Count, CountOrNone, Fraction, Node, NotNegative, Positive
+from pd_eqx.runs.config.base import (
+    Count,
+    CountOrNone,
+    Fraction,
+    Node,
+    NotNegative,
+    Positive,
+    beside_trajectory,
+)
 
 if TYPE_CHECKING:
     from pd_eqx.evals.activity import Activity
@@ -23,9 +31,12 @@ class TrainedTarget(Node, abc.ABC):
     """A small network that is trained in the run, from the run's seed.
 
     - `reads`: the kinds of data that it can be decomposed on.
+    - `cache`: whether it may be read from, and is kept in, the user's cache of trained targets.
     """
 
     reads: ClassVar[tuple[str, ...]]
+
+    cache: bool = beside_trajectory(True)
 
     @abc.abstractmethod
     def recipe(self) -> "Training[Any]":
@@ -56,7 +67,7 @@ class TrainedTarget(Node, abc.ABC):
         return abstract_target(self.recipe())
 
     def build(self, key: Any, watch: Callable[[str], None]) -> "Target":
-        """A trained target that passed its check.
+        """A target that passed its check: trained, unless the user's cache has the one that training would give.
 
         **Arguments:**
 
@@ -65,14 +76,16 @@ class TrainedTarget(Node, abc.ABC):
 
         **Errors:** `pd_eqx.targets.training.BadTargetError` if none did.
         """
-        from pd_eqx.targets.training import Progress, train_target
+        from pd_eqx.targets.cache import TargetCache, cached_target, default_folder
+        from pd_eqx.targets.training import Progress
 
         def tell(progress: Progress) -> None:
             attempt = f"  attempt {progress.attempt + 1}" if progress.attempt else ""
             steps = f"{progress.step}/{progress.steps}"
             watch(f"target  step {steps}  loss {progress.loss:.3g}{attempt}")
 
-        return train_target(key, self.recipe(), tell)
+        cache = TargetCache(default_folder()) if self.cache else None
+        return cached_target(cache, key, self.recipe(), tell)
 
 
 class FeatureTarget(TrainedTarget, abc.ABC):
@@ -230,7 +243,7 @@ class ResidMLPTarget(FeatureTarget):
         """See `TrainedTarget.recipe`."""
         from pd_eqx.targets.resid_mlp import ResidMLPTraining
 
-        shape = self.model_dump(exclude={"kind", "training"})
+        shape = self.model_dump(exclude={"kind", "training", "cache"})
         return ResidMLPTraining(**shape, **self.training.model_dump())
 
     def expected(self, counts: dict[str, int]) -> "dict[str, Pattern]":
@@ -287,7 +300,7 @@ class InductionTarget(TokenTarget):
         """See `TrainedTarget.recipe`."""
         from pd_eqx.targets.induction import InductionTraining
 
-        shape = self.model_dump(exclude={"kind", "training"})
+        shape = self.model_dump(exclude={"kind", "training", "cache"})
         return InductionTraining(**shape, **self.training.model_dump())
 
 
@@ -331,7 +344,7 @@ class ModularAdditionTarget(TokenTarget):
         """See `TrainedTarget.recipe`."""
         from pd_eqx.targets.modular_addition import ModularAdditionTraining
 
-        shape = self.model_dump(exclude={"kind", "training"})
+        shape = self.model_dump(exclude={"kind", "training", "cache"})
         return ModularAdditionTraining(**shape, **self.training.model_dump())
 
 
