@@ -131,6 +131,13 @@ def test_chunks_of_one_shape_are_one_stack_and_give_the_numbers_they_would_give_
         assert np.asarray(together[site]) == pytest.approx(np.asarray(x), abs=1e-5)
 
 
+def test_chunks_at_different_positions_are_refused() -> None:
+    given = inputs(1, 3) | {"layers.1.in": inputs(1, 2)["layers.1.in"]}
+    for chunks in (BY_LAYER, None):
+        with pytest.raises(ValueError, match="same positions"):
+            transformers(chunks).logits(given, components())
+
+
 def test_chunks_start_with_weights_of_their_own() -> None:
     stack = transformers(BY_LAYER).stacks[0]
     weights = np.asarray(stack.projector.weight)

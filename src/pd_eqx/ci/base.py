@@ -107,16 +107,23 @@ def vectors(site_inputs: Mapping[str, Array], site: str) -> Float[Array, "*lead 
 def concatenated(site_inputs: Mapping[str, Array], sites: Sequence[str]) -> Float[Array, "*lead d"]:
     """The inputs of several sites side by side, in the order given.
 
-    **Errors:** `ValueError` naming sites whose positions differ: one function cannot see them together.
+    **Errors:** as `check_same_positions`.
     """
-    inputs = {site: vectors(site_inputs, site) for site in sites}
-    leads = {site: x.shape[:-1] for site, x in inputs.items()}
+    check_same_positions(site_inputs, sites)
+    return jnp.concatenate([vectors(site_inputs, site) for site in sites], axis=-1)
+
+
+def check_same_positions(site_inputs: Mapping[str, Array], sites: Sequence[str]) -> None:
+    """Refuses sites that one function cannot see together.
+
+    **Errors:** `ValueError` naming sites whose positions `*lead` differ.
+    """
+    leads = {site: vectors(site_inputs, site).shape[:-1] for site in sites}
     if len(set(leads.values())) > 1:
         raise ValueError(
             f"one importance function over several sites needs the same positions at each, found {leads}; "
-            "use a function for each site, or chunks of sites that agree"
+            "decompose sites that agree, or use a function for each site"
         )
-    return jnp.concatenate(list(inputs.values()), axis=-1)
 
 
 def split_by_site(

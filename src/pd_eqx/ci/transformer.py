@@ -16,7 +16,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from pd_eqx.ci.attention import Attention, as_sequence, init_attention, rms_norm
-from pd_eqx.ci.base import CIFunction, concatenated, split_by_site, vectors
+from pd_eqx.ci.base import (
+    CIFunction,
+    check_same_positions,
+    concatenated,
+    split_by_site,
+    vectors,
+)
 from pd_eqx.ci.mlp import Dense, apply_mlp, init_mlp
 from pd_eqx.ci.squashing import PUBLISHED, Squashing
 from pd_eqx.components import Components
@@ -69,6 +75,7 @@ class TransformerCI(CIFunction):
     ) -> dict[str, Float[Array, "..."]]:
         """See `CIFunction.logits`."""
         sites = [site for chunks in self.chunks for chunk in chunks for site in chunk]
+        check_same_positions(site_inputs, sites)
         normed = {site: rms_norm(vectors(site_inputs, site)) for site in sites}
         logits: dict[str, Array] = {}
         for transformers, chunks in zip(self.stacks, self.chunks, strict=True):
