@@ -1,5 +1,6 @@
 """One compilation cache and one uninterrupted run for all tests that interrupt one."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,14 @@ from runs.small import Runner
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return Runner(_shared(tmp_path_factory, "runner"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever a run keeps for others is kept for this session alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(_shared(tmp_path_factory, "home")))
+        yield
 
 
 @pytest.fixture(scope="session")

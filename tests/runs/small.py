@@ -90,6 +90,7 @@ class Runner:
             "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            "XDG_CACHE_HOME": str(folder / "home"),
             "COLUMNS": "200",
         }
 
