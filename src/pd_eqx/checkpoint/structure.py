@@ -31,7 +31,7 @@ _OTHER = "not an array"
 # What orbax stores and gives back bit for bit; a test stores each, and fails when the list falls behind.
 STORED_DTYPES = (
     "bool",
-    "int4", "int8", "int16", "int32", "int64",
+    "int2", "int4", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64",
     "complex64", "complex128",
