@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pd_eqx.linear import LinearMap, capture, frozen, masked
     from pd_eqx.objective import Objective
     from pd_eqx.optimizers import AdamW, Optimizers
+    from pd_eqx.runs.inherit import init_from_parent
     from pd_eqx.sites import Site, select_sites
     from pd_eqx.state import Decomposition, TrainingItem, TrainState
     from pd_eqx.step import init_state, make_train_step
@@ -30,6 +31,7 @@ __all__ = [
     "capture",
     "frozen",
     "init_components",
+    "init_from_parent",
     "init_state",
     "make_train_step",
     "masked",
@@ -51,6 +53,7 @@ _HOMES = {
     "capture": "linear",
     "frozen": "linear",
     "init_components": "components",
+    "init_from_parent": "runs.inherit",
     "init_state": "step",
     "make_train_step": "step",
     "masked": "linear",

@@ -1,5 +1,6 @@
 """A fine-tuning run starts from its parent's product and target, and from nothing else of it."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.runs.config_file import ConfigError
+from pd_eqx.runs.inherit import product_fingerprint
 from pd_eqx.runs.parent import parent_directory
 from runs.small import Blow, Runner, leaves_of, saved_steps, small_config
 
@@ -20,6 +22,10 @@ def test_the_product_is_the_parent_s_and_the_process_is_new(
     ended = runner.train(run_dir, *overrides, blow=Blow("save", 2))
     assert ended.status == 75, ended.stderr
     assert saved_steps(run_dir)[0] == 0
+    pinned = json.loads((run_dir / "run.json").read_text())["parent"]
+    assert (pinned["run"], pinned["step"]) == (str(uninterrupted), 110)
+    assert pinned["fingerprint"] == product_fingerprint(uninterrupted / "checkpoints", 110)
+    assert pinned["fingerprint"] != product_fingerprint(uninterrupted / "checkpoints", 120)
     start, parent = leaves_of(run_dir, 0), leaves_of(uninterrupted, 110)
     product = {path for path in start if path.startswith("decomposition")}
     assert len(product) > 5

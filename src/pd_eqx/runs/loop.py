@@ -31,8 +31,9 @@ from pd_eqx.runs.config import Config
 from pd_eqx.runs.config_file import dump_config, load_config, refuse_mismatch
 from pd_eqx.runs.directory import RunDirectory, read_json, write_atomically, write_json
 from pd_eqx.runs.finish import draw_figures, finish
+from pd_eqx.runs.inherit import init_from_parent, product_fingerprint
 from pd_eqx.runs.open import OpenedRun, restore_product
-from pd_eqx.runs.parent import init_from_parent, parent_directory
+from pd_eqx.runs.parent import parent_directory
 from pd_eqx.runs.preemption import NeverStop, Stop
 from pd_eqx.runs.stored_target import stored_target
 from pd_eqx.runs.tracking import MetricsFile, Tracker
@@ -208,6 +209,19 @@ class _Session:
         before = read_json(self.directory.record) if self.directory.record.exists() else {}
         write_json(self.directory.record, {**before, "format": FORMAT, **known})
 
+    def _pin_parent(self) -> None:
+        """Records which product a fine-tuning run started from: a path and a step may come to hold another one."""
+        parent, named = parent_directory(self.config), self.config.parent
+        if parent is None or named is None:
+            return
+        self._record(
+            parent={
+                "run": str(parent.root.absolute()),
+                "step": named.step,
+                "fingerprint": product_fingerprint(parent.checkpoints, named.step),
+            }
+        )
+
     def _note(self) -> None:
         self.stop.note(
             f"step {self.saved} of {self.config.steps} is saved in {self.directory.root}"
@@ -227,6 +241,7 @@ class _Session:
         if latest is None:
             self.watcher.say("initialise")
             state = _initialise(assembly, target)
+            self._pin_parent()
         else:
             self.watcher.say(f"resume from step {latest}")
             state = store.restore(assembly.abstract(target), latest)

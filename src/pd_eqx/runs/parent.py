@@ -1,36 +1,15 @@
 """Fine-tuning: a run that starts from the product of another, and from nothing else of it.
 
 The parent's optimizers and adversaries are of no use to a run with other losses or schedules, and nine tenths of its
-bytes; so only its decomposition is read (S33). The target is the parent's too, the very arrays: a decomposition
-of another network would be no start.
+bytes; so only its decomposition is read (see `pd_eqx.runs.inherit`). The target is the parent's too, the very arrays:
+a decomposition of another network would be no start.
 """
 
 from pathlib import Path
 
-import equinox as eqx
-
-from pd_eqx.checkpoint import CheckpointStore
-from pd_eqx.donation import abstract_like
 from pd_eqx.runs.config import Config, trajectory
 from pd_eqx.runs.config_file import ConfigError, load_config
 from pd_eqx.runs.directory import RunDirectory, RunDirectoryError
-from pd_eqx.state import TrainState
-
-
-def init_from_parent(state: TrainState, checkpoints: Path, step: int) -> TrainState:
-    """A fresh state with the decomposition of a parent's checkpoint in place of its own.
-
-    **Arguments:**
-
-    - `state`: fresh, at step 0; says what is expected of the parent, leaf by leaf, and where it is placed.
-    - `checkpoints`: the parent's store.
-    - `step`: which of its steps.
-
-    **Errors:** `CheckpointError`: `StructureMismatchError`, with each differing leaf, for another decomposition.
-    """
-    with CheckpointStore(checkpoints, read_only=True) as store:
-        product = store.restore_item("decomposition", abstract_like(state.decomposition), step)
-    return eqx.tree_at(lambda state: state.decomposition, state, product)
 
 
 def parent_directory(config: Config) -> RunDirectory | None:
