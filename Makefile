@@ -1,12 +1,14 @@
 # Every target makes its own environment first: a fresh clone needs `make demo` or `make test`, no more.
 #   PYTHON=python3.13 make test    with another Python (3.11 to 3.13)
 #   PYTEST_ARGS="-k donation"      more arguments for pytest
+#   WORKERS=0                      tests in one process (2 by default)
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BIN := $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all fuzz lint clean

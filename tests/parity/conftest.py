@@ -1,10 +1,11 @@
 """The golden fixture, and the account of golden arrays at the end of a session.
 
-The account belongs to one process: under pytest-xdist each worker sees a part, so nothing is printed there and
-`test_account.py` is skipped.
+The account belongs to one process: under pytest-xdist all parity tests go to one worker (see the
+conftest above this one), which hands its account's lines on to be printed.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from parity.golden import Golden, Ledger, Precision
 
 LEDGER = pytest.StashKey[Ledger]()
+LINES = pytest.StashKey[list[str]]()
 
 
 def _ledger(config: pytest.Config) -> Ledger:
@@ -43,11 +45,22 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
             _ledger(item.config).whole = False
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None and _ledger(session.config).accounts:
+        output["golden"] = _ledger(session.config).lines()
+
+
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash.setdefault(LINES, []).extend(node.workeroutput.get("golden", []))
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     ledger = _ledger(config)
-    if ledger.accounts:
+    lines = ledger.lines() if ledger.accounts else config.stash.get(LINES, [])
+    if lines:
         terminalreporter.section("golden arrays")
-        for line in ledger.lines():
+        for line in lines:
             terminalreporter.write_line(line)

@@ -20,8 +20,6 @@ def test_every_array_is_an_input_or_checked_or_left_out(
     selected = any("::" in argument for argument in request.config.args)
     if selected or not ledger.whole or not modules <= {i.path for i in request.session.items}:
         pytest.skip("only a part of the parity tests was asked for")
-    if hasattr(request.config, "workerinput"):
-        pytest.skip("each worker of pytest-xdist sees only a part of the parity tests")
     account = ledger.accounts.get(name)
     assert account is not None, f"{name}.npz was not opened by {sorted(m.name for m in modules)}"
     assert account.forgotten == []
