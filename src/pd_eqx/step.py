@@ -128,7 +128,7 @@ def _first_importances(
     ci_fn: CIFunction,
     components: Components,
 ) -> dict[str, Array]:
-    _, site_inputs, _ = capture(target, batches(key, jnp.int32(0)))
+    _, site_inputs, _ = capture(target, batches(key, jnp.int32(0)), components.V)
     return ci_fn(site_inputs, components).lower
 
 
@@ -166,8 +166,8 @@ def make_train_step(
         key_noise = jax.random.fold_in(key_update, 2)
         inputs = as_dtype(batches(key_batch, step), compute_dtype)
         forward = as_dtype(target, compute_dtype)
-        clean, site_inputs, _ = jax.lax.stop_gradient(capture(forward, inputs))
         sites = decomposition.components.V
+        clean, site_inputs, _ = jax.lax.stop_gradient(capture(forward, inputs, sites))
         weights = {site: weight for site, weight in target.weights().items() if site in sites}
 
         def context_of(trained: Decomposition, sources: dict[str, Sources]) -> Context:
