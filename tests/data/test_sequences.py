@@ -33,7 +33,7 @@ def test_each_epoch_is_a_permutation_of_its_own(count: int) -> None:
         assert not np.array_equal(orders[0], orders[1])
         assert not np.array_equal(orders[0], permute(places, jnp.uint32(0), count, 6))
         # An order is no shift of the places, nor do neighbours stay neighbours.
-        assert np.mean(np.diff(orders[0].astype(int)) == 1) < 0.1
+        assert np.mean(np.diff(orders[0].astype(int)) == 1) < 0.2
 
 
 def test_no_sequence_is_repeated_or_dropped_where_batches_span_epochs() -> None:

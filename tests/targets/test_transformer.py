@@ -1,9 +1,10 @@
 """The transformer's forward under any linear map, scanned or not, and what it refuses."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +30,7 @@ from pd_eqx.targets.transformer import (
 SIMPLE_MLP = TransformerConfig(
     vocabulary=13,
     width=8,
-    depth=5,
+    depth=4,
     heads=4,
     kv_heads=2,
     head_width=2,
@@ -42,7 +43,12 @@ SIMPLE_MLP = TransformerConfig(
 IDS = jnp.array([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 12]])
 
 
-def model(depth: int = 5, **changes: object) -> Transformer:
+# Compiled in a hurry: the numbers are held to tolerances, and the time goes into compiling.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
+forward = quick_jit(lambda target, ids: target(ids))
+
+
+def model(depth: int = 4, **changes: object) -> Transformer:
     """Weights large enough that every part of the forward shows in the logits."""
     config = dataclasses.replace(SIMPLE_MLP, depth=depth)
     target = init_transformer(jax.random.key(1), config)
@@ -84,10 +90,9 @@ def unsliced(linear: LinearMap) -> LinearMap:
 
 def test_the_simple_mlp_family_computes_what_its_formulas_say() -> None:
     target = model(depth=2)
-    found = target(IDS)
-    with jax.enable_x64(True):
-        w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), target)
-        np.testing.assert_allclose(found, _simple_mlp_by_hand(w, np.asarray(IDS)), atol=2e-5)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), target)
+    expected = _simple_mlp_by_hand(exact, np.asarray(IDS))
+    np.testing.assert_allclose(forward(target, IDS), expected, atol=1e-5 * np.abs(expected).max())
 
 
 def _simple_mlp_by_hand(w: Transformer, ids: np.ndarray) -> np.ndarray:
@@ -134,7 +139,7 @@ def test_sites_are_all_matrices_in_the_order_of_the_forward() -> None:
         called.append((site, *weight.shape))
         return frozen(site, x, weight)
 
-    target(IDS, note)
+    jax.eval_shape(lambda ids: target(ids, note), IDS)
     assert called == [(site.name, site.d_in, site.d_out) for site in target.sites()]
     assert called[0] == ("layers.0.attn.q", 8, 8)
     assert called[-1] == ("layers.1.mlp.down", 12, 8)
@@ -147,116 +152,148 @@ def test_sites_are_all_matrices_in_the_order_of_the_forward() -> None:
     "patterns",
     [
         pytest.param({"*": 3}, id="every site"),
-        pytest.param({"layers.[1-3].mlp.*": 3}, id="a run of layers"),
+        pytest.param({"layers.[1-2].mlp.*": 3}, id="a run of layers"),
         pytest.param(
-            {"layers.2.attn.o": 3, "layers.4.mlp.up": 2}, id="layers that are like no neighbour"
+            {"layers.2.attn.o": 3, "layers.3.mlp.up": 2}, id="layers that are like no neighbour"
         ),
         pytest.param(
             {"layers.*.attn.q": 3, "layers.[23].attn.q": 4}, id="two numbers of components"
         ),
     ],
 )
-@pytest.mark.parametrize("rematerialise", [False, True])
-def test_a_scan_gives_the_numbers_and_gradients_of_a_loop(
-    patterns: dict[str, int], rematerialise: bool
-) -> None:
-    scanned = model(rematerialise=rematerialise)
-    looped = model(scan=False)
-    components = components_for(scanned, patterns)
+def test_a_scan_gives_the_numbers_and_gradients_of_a_loop(patterns: dict[str, int]) -> None:
+    target = model()
+    expected = value_and_grads(target, patterns, unsliced)
+    compare(value_and_grads(target, patterns), expected)
+
+
+@pytest.mark.parametrize("changes", [{"rematerialise": True}, {"scan": False}])
+def test_how_the_layers_are_run_changes_no_number(changes: dict[str, bool]) -> None:
+    patterns = {"layers.[1-2].mlp.*": 3}
+    expected = value_and_grads(model(), patterns)
+    compare(value_and_grads(model(**changes), patterns), expected)
+
+
+Trained = tuple[dict[str, Array], dict[str, Array], dict[str, Array]]
+
+
+def value_and_grads(
+    target: Transformer,
+    patterns: Mapping[str, int],
+    wrap: Callable[[LinearMap], LinearMap] = lambda linear: linear,
+) -> tuple[Array, Trained]:
+    """Of a masked, routed forward, by V, U and component masks."""
+    components = components_for(target, patterns)
     masks = site_masks(components, IDS.shape, with_route=True)
 
-    @eqx.filter_jit
-    def loss(
-        target: Transformer, components: Components, masks: dict[str, SiteMask], plain: bool
-    ) -> Array:
-        def of(trained: tuple[Components, dict[str, SiteMask]]) -> Array:
-            linear = masked(*trained)
-            logits = target(IDS, unsliced(linear) if plain else linear)
-            return jnp.mean(jnp.sin(logits))
+    def loss(trained: Trained, target: Transformer) -> Array:
+        V, U, component = trained
+        masked_by = {
+            site: SiteMask(component[site], mask.delta, mask.route) for site, mask in masks.items()
+        }
+        logits = target(IDS, wrap(masked(Components(V, U), masked_by)))
+        return jnp.mean(jnp.sin(logits))
 
-        return eqx.filter_value_and_grad(of)((components, masks))
+    trained = (components.V, components.U, {site: mask.component for site, mask in masks.items()})
+    return quick_jit(jax.value_and_grad(loss))(trained, target)
 
-    expected, expected_grads = loss(looped, components, masks, True)
-    for target in (scanned, looped):
-        value, grads = loss(target, components, masks, False)
-        np.testing.assert_allclose(value, expected, rtol=1e-5)
-        assert jax.tree.structure(grads) == jax.tree.structure(expected_grads)
-        for found, wanted in zip(
-            jax.tree.leaves(grads), jax.tree.leaves(expected_grads), strict=True
-        ):
-            assert np.abs(wanted).max() > 0.0
-            np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
+
+def compare(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for leaf, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.abs(wanted).max() > 0.0
+        np.testing.assert_allclose(leaf, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
 def test_a_scan_records_what_a_loop_records() -> None:
-    scanned, looped = model(), model(scan=False)
-    components = components_for(scanned, {"layers.[1-3].*": 3})
-    linear = masked(components, site_masks(components, IDS.shape))
-    chosen = ["layers.1.mlp.down", "layers.2.mlp.down", "layers.4.attn.k"]
-    records: list[dict[str, dict[str, Array]]] = []
-    for target, map_ in ((scanned, linear), (looped, linear), (looped, unsliced(linear))):
-        site_inputs: dict[str, Array] = {}
-        site_outputs: dict[str, Array] = {}
-        target(IDS, recording(map_, site_inputs, site_outputs, chosen))
-        records.append({"in": site_inputs, "out": site_outputs})
-        assert list(site_inputs) == chosen
-        assert site_inputs["layers.2.mlp.down"].shape == (2, 6, 12)
-    for record in records[1:]:
-        assert eqx.tree_equal(record, records[0], rtol=1e-5, atol=1e-5)
-
-
-def test_capturing_changes_no_bit_of_the_output() -> None:
     target = model()
-    logits, site_inputs, site_outputs = capture(target, IDS)
-    assert np.array_equal(logits, target(IDS))
-    assert list(site_inputs) == [site.name for site in target.sites()]
-    for site, weight in target.weights().items():
-        np.testing.assert_allclose(
-            site_inputs[site] @ weight, site_outputs[site], rtol=1e-5, atol=1e-5
-        )
+    components = components_for(target, {"layers.[1-2].*": 3})
+    linear = masked(components, site_masks(components, IDS.shape))
+    chosen = ["layers.1.mlp.down", "layers.2.mlp.down", "layers.3.attn.k"]
+
+    def record(target: Transformer, linear: LinearMap) -> list[tuple[str, Array, Array]]:
+        def run(target: Transformer) -> tuple[list[Array], list[Array]]:
+            site_inputs: dict[str, Array] = {}
+            site_outputs: dict[str, Array] = {}
+            target(IDS, recording(linear, site_inputs, site_outputs, chosen))
+            assert list(site_inputs) == list(site_outputs) == chosen
+            return list(site_inputs.values()), list(site_outputs.values())
+
+        return list(zip(chosen, *quick_jit(run)(target), strict=True))
+
+    scanned = record(target, linear)
+    assert scanned[0][1].shape == (2, 6, 12)
+    looped = record(dataclasses.replace(target, scan=False), linear)
+    for others in (looped, record(target, unsliced(linear))):
+        for (site, x, y), (_, other_x, other_y) in zip(scanned, others, strict=True):
+            np.testing.assert_allclose(x, other_x, rtol=1e-4, atol=1e-4, err_msg=site)
+            np.testing.assert_allclose(y, other_y, rtol=1e-4, atol=1e-4, err_msg=site)
 
 
-def lowered_size(depth: int, scan: bool = True) -> int:
-    """Of a masked forward and its gradient, as it is given to the compiler."""
+def test_capturing_takes_every_site_in_the_order_of_the_forward() -> None:
+    target = model(depth=2)
+
+    def run(target: Transformer) -> tuple[Array, list[tuple[Array, Array]]]:
+        logits, site_inputs, site_outputs = capture(target, IDS)
+        assert list(site_inputs) == [site.name for site in target.sites()]
+        return logits, [(site_inputs[name], site_outputs[name]) for name in site_inputs]
+
+    logits, taken = quick_jit(run)(target)
+    np.testing.assert_allclose(logits, forward(target, IDS), rtol=1e-5, atol=1e-5)
+    for (x, y), weight in zip(taken, target.weights().values(), strict=True):
+        np.testing.assert_allclose(np.asarray(x) @ weight, y, rtol=1e-4, atol=1e-4)
+
+
+def lowered(depth: int, patterns: dict[str, int], scan: bool = True) -> str:
+    """A masked forward and its gradient, as they are given to the compiler."""
     target = model(depth, scan=scan)
-    components = components_for(target, {"*.mlp.*": 3})
-    masks = site_masks(components, IDS.shape)
-
-    def loss(components: Components, target: Transformer, masks: dict[str, SiteMask]) -> Array:
-        return jnp.mean(target(IDS, masked(components, masks)))
-
-    return len(jax.jit(jax.grad(loss)).lower(components, target, masks).as_text().splitlines())
-
-
-def test_what_is_compiled_does_not_grow_with_depth() -> None:
-    few, many = lowered_size(4), lowered_size(12)
-    # What grows is the stacking of each layer's masks and components, a few lines a layer.
-    assert many < 1.5 * few
-    assert lowered_size(12, scan=False) > 2.5 * lowered_size(4, scan=False)
-
-
-def temporary_bytes(
-    target: Transformer, patterns: dict[str, int], rematerialise: bool = False
-) -> int:
-    target = dataclasses.replace(target, rematerialise=rematerialise)
     components = components_for(target, patterns)
     masks = site_masks(components, IDS.shape)
 
     def loss(components: Components, target: Transformer, masks: dict[str, SiteMask]) -> Array:
         return jnp.mean(target(IDS, masked(components, masks)))
 
+    return jax.jit(jax.grad(loss)).lower(components, target, masks).as_text()
+
+
+def test_what_is_compiled_does_not_grow_with_depth() -> None:
+    one_site = {"layers.2.mlp.up": 3}
+    few, many = lowered(4, one_site), lowered(12, one_site)
+    assert len(many.splitlines()) < 1.1 * len(few.splitlines())
+    # With every layer masked, masks and components are stacked layer by layer, but computed with once.
+    every_layer = {"*.mlp.*": 3}
+    few, many = lowered(4, every_layer), lowered(12, every_layer)
+    assert few.count("dot_general") == many.count("dot_general") > 10
+    looped = lowered(12, every_layer, scan=False)
+    assert looped.count("dot_general") > 2 * few.count("dot_general")
+
+
+def temporary_bytes(rematerialise: bool, length: int) -> tuple[int, int]:
+    """Of a masked forward's gradient beside the weights of the layers."""
+    config = dataclasses.replace(SIMPLE_MLP, depth=6, width=128, mlp_width=512)
+    target = init_transformer(jax.random.key(0), config)
+    target = dataclasses.replace(target, rematerialise=rematerialise)
+    components = components_for(target, {"*.mlp.up": 2})
+    ids = jnp.arange(length)[None] % 13
+    masks = site_masks(components, ids.shape)
+
+    def loss(components: Components, target: Transformer, masks: dict[str, SiteMask]) -> Array:
+        return jnp.mean(target(ids, masked(components, masks)))
+
     compiled = jax.jit(jax.grad(loss)).lower(components, target, masks).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.layers))
+    return compiled.memory_analysis().temp_size_in_bytes, weights
 
 
 def test_a_backward_pass_holds_no_second_copy_of_the_weights() -> None:
-    config = dataclasses.replace(SIMPLE_MLP, depth=6, width=64, mlp_width=256)
-    target = init_transformer(jax.random.key(0), config)
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.layers))
-    kept = temporary_bytes(target, {"layers.[1-4].mlp.up": 2})
-    assert kept < 0.5 * weights
-    # Rematerialised, the layers' activations are not held either.
-    assert temporary_bytes(target, {"layers.[1-4].mlp.up": 2}, rematerialise=True) < 0.75 * kept
+    temporary, weights = temporary_bytes(rematerialise=False, length=4)
+    assert temporary < 0.7 * weights
+
+
+def test_rematerialised_layers_hold_no_activations() -> None:
+    kept, _ = temporary_bytes(rematerialise=False, length=256)
+    rematerialised, _ = temporary_bytes(rematerialise=True, length=256)
+    assert rematerialised < 0.6 * kept
 
 
 def test_a_site_without_a_mask_is_never_taken_apart() -> None:
@@ -272,26 +309,27 @@ def test_a_site_without_a_mask_is_never_taken_apart() -> None:
 def test_weights_keep_their_dtype_and_arithmetic_has_its_own() -> None:
     target = model()
     stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target)
-    logits = stored(IDS)
+    logits = forward(stored, IDS)
     assert logits.dtype == jnp.float32
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), stored)
-    np.testing.assert_allclose(logits, rounded(IDS), rtol=1e-5, atol=1e-5)
-    assert dataclasses.replace(stored, dtype="bfloat16")(IDS).dtype == jnp.bfloat16
+    np.testing.assert_allclose(logits, forward(rounded, IDS), rtol=1e-4, atol=1e-4)
+    narrow = dataclasses.replace(stored, dtype="bfloat16")
+    assert jax.eval_shape(narrow, IDS).dtype == jnp.bfloat16
     components = components_for(target, {"*": 3})  # float32, beside bfloat16 activations
     linear = masked(components, site_masks(components, IDS.shape))
-    assert dataclasses.replace(stored, dtype="bfloat16")(IDS, linear).dtype == jnp.bfloat16
+    assert jax.eval_shape(lambda ids: narrow(ids, linear), IDS).dtype == jnp.bfloat16
 
 
 def test_positions_see_themselves_and_what_came_before() -> None:
     target = model()
     changed = IDS.at[:, 3].set(7)
-    before, after = target(IDS), target(changed)
+    before, after = forward(target, IDS), forward(target, changed)
     assert np.array_equal(before[:, :3], after[:, :3])
     assert np.all(np.any(before[:, 3:] != after[:, 3:], axis=-1))
 
 
 def test_a_token_beyond_the_vocabulary_is_not_taken_for_another() -> None:
-    logits = model()(IDS.at[0, 5].set(13))
+    logits = forward(model(), IDS.at[0, 5].set(13))
     assert np.all(np.isnan(logits[0, 5]))
     assert np.all(np.isfinite(logits[1]))
 
@@ -299,7 +337,7 @@ def test_a_token_beyond_the_vocabulary_is_not_taken_for_another() -> None:
 def test_more_tokens_than_learned_positions_are_refused() -> None:
     config = dataclasses.replace(SIMPLE_MLP, rotary=None, learned_positions=5, norm=LayerNorm(1e-5))
     target = init_transformer(jax.random.key(0), config)
-    assert target(IDS[:, :5]).shape == (2, 5, 13)
+    assert jax.eval_shape(target, IDS[:, :5]).shape == (2, 5, 13)
     with pytest.raises(ValueError, match="6 tokens, but the model has learned 5 positions"):
         target(IDS)
 
@@ -333,8 +371,8 @@ def test_a_fresh_model_starts_near_the_uniform_prediction() -> None:
         SIMPLE_MLP, mlp=GatedMLP("silu"), biased=frozenset({"attn.q"}), tied=False
     )
     target = init_transformer(jax.random.key(0), config)
-    assert target.layers.biases["attn.q"].shape == (5, 8)
+    assert target.layers.biases["attn.q"].shape == (4, 8)
     assert target.head is not None
-    assert float(jnp.abs(target(IDS)).max()) < 0.5
+    assert float(jnp.abs(forward(target, IDS)).max()) < 0.5
     again = init_transformer(jax.random.key(0), dataclasses.replace(config, mlp_width=13))
     assert np.array_equal(again.layers.weights["attn.q"], target.layers.weights["attn.q"])
