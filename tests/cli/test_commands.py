@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,9 +78,10 @@ def test_a_directory_that_is_no_run(
 
 
 def test_another_configuration(
-    config: Path, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, uninterrupted: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(lambda: train(config, uninterrupted, ["seed=8"]), capsys)
+    shutil.copytree(uninterrupted, run_dir)
+    said = refused(lambda: train(config, run_dir, ["seed=8"]), capsys)
     assert "seed: stored 7, asked 8" in said
     assert said.endswith("choose another --run-dir for a new run.")
 
@@ -108,9 +110,10 @@ def test_a_finished_run_is_told_as_a_table(uninterrupted: Path) -> None:
 
 
 def test_an_evaluation_after_the_fact_finds_what_the_run_found(
-    runner: Runner, uninterrupted: Path
+    runner: Runner, uninterrupted: Path, run_dir: Path
 ) -> None:
-    ended = runner("evaluate", str(uninterrupted), "--json")
+    shutil.copytree(uninterrupted, run_dir)
+    ended = runner("evaluate", str(run_dir), "--json")
     assert ended.status == 0, ended.stderr
     found = json.loads(ended.stdout)
     summary = json.loads((uninterrupted / "summary.json").read_text())

@@ -82,7 +82,7 @@ class Runner:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.config = folder / "small.yaml"
+        self.config = folder / f"small-{os.getpid()}.yaml"  # other workers share the folder
         self.config.write_text(SMALL)
         self.environment = {
             **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},

@@ -29,6 +29,7 @@ def finish(run: OpenedRun, seconds: Callable[[], float]) -> dict[str, Any]:
     config = run.assembly.config
     report = evaluate(run)
     record = read_json(run.directory.record)
+    last = read_metrics(run.directory.metrics)[-1]
     summary = {
         "name": config.name,
         "seed": config.seed,
@@ -37,6 +38,11 @@ def finish(run: OpenedRun, seconds: Callable[[], float]) -> dict[str, Any]:
         "resumes": record["resumes"],
         "donated_fraction": record["donated_fraction"],
         **report,
+        "losses": {
+            name.removeprefix("loss/"): value
+            for name, value in last.items()
+            if name.startswith("loss/")
+        },
         "versions": {name: metadata.version(name) for name in ("pd_eqx", "jax", "equinox")},
     }
     write_json(run.directory.summary, summary)
