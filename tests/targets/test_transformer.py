@@ -306,18 +306,18 @@ def test_a_site_without_a_mask_is_never_taken_apart() -> None:
     assert len(of_one) == 2  # x @ V and · @ U, of the one site
 
 
-def test_weights_keep_their_dtype_and_arithmetic_has_its_own() -> None:
-    target = model()
-    stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target)
-    logits = forward(stored, IDS)
+def test_arithmetic_runs_in_the_weights_dtype_or_in_the_one_named() -> None:
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model())
+    wide = dataclasses.replace(narrow, dtype="float32")
+    logits = forward(wide, IDS)
     assert logits.dtype == jnp.float32
-    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), stored)
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
     np.testing.assert_allclose(logits, forward(rounded, IDS), rtol=1e-4, atol=1e-4)
-    narrow = dataclasses.replace(stored, dtype="bfloat16")
     assert jax.eval_shape(narrow, IDS).dtype == jnp.bfloat16
-    components = components_for(target, {"*": 3})  # float32, beside bfloat16 activations
+    components = components_for(narrow, {"*": 3})  # float32, beside bfloat16 activations
     linear = masked(components, site_masks(components, IDS.shape))
     assert jax.eval_shape(lambda ids: narrow(ids, linear), IDS).dtype == jnp.bfloat16
+    assert jax.eval_shape(lambda ids: wide(ids, linear), IDS).dtype == jnp.float32
 
 
 def test_positions_see_themselves_and_what_came_before() -> None:

@@ -3,8 +3,8 @@
 A family is a value of `TransformerConfig`, never a branch in the forward: how attention reads its queries, keys and
 values, which MLP, which norm, which positions, which matrices have biases. Every matrix of attention and MLP is a
 site, `layers.{i}.attn.q` and so on, whatever the family called it; embedding, norms, biases and head run frozen.
-Weights keep the dtype in which they are stored. Arithmetic runs in the target's `dtype`; norms, softmax and rotary
-positions at least in float32, because published models were trained so.
+Weights keep the dtype in which they are stored, and arithmetic runs in it too unless the target names another; norms,
+softmax and rotary positions run at least in float32, because published models were trained so.
 
 Token ids beyond the vocabulary give NaN, which stops a run, instead of the last token's embedding.
 """
@@ -305,7 +305,7 @@ class Transformer(Target):
 
     - `embedding`: `[vocabulary, width]`; `positions`: learned ones `[learned_positions, width]`, or None.
     - `layers`: see `Layers`; `norm`: the last one; `head`: `[width, vocabulary]`, or None where it is tied.
-    - `dtype`: of the arithmetic, whatever the weights are stored in.
+    - `dtype`: of the arithmetic; None for the embedding's own, so that casting the weights casts all.
     - `scan`, `rematerialise`: see `run_layers`.
     """
 
@@ -315,7 +315,7 @@ class Transformer(Target):
     norm: NormWeights
     head: Float[Array, "width vocabulary"] | None
     config: TransformerConfig = eqx.field(static=True)
-    dtype: str = eqx.field(static=True, default="float32")
+    dtype: str | None = eqx.field(static=True, default=None)
     scan: bool = eqx.field(static=True, default=True)
     rematerialise: bool = eqx.field(static=True, default=False)
 
@@ -381,7 +381,7 @@ class Transformer(Target):
                     f"{length} tokens, but the model has learned {known} positions; give it shorter sequences"
                 )
             x = x + self.positions[:length]
-        return x.astype(self.dtype)
+        return x.astype(self._arithmetic)
 
     def attention_pattern(
         self, layer: int, site_outputs: Mapping[str, Float[Array, "..."]]
@@ -397,11 +397,17 @@ class Transformer(Target):
         weights = jax.tree.map(lambda leaf: leaf[layer], self.layers)
 
         outputs = {
-            kind: _with_bias(site_outputs[names[kind]].astype(self.dtype), weights.biases.get(kind))
+            kind: _with_bias(
+                site_outputs[names[kind]].astype(self._arithmetic), weights.biases.get(kind)
+            )
             for kind in self.config.qkv.matrices(self.config)
         }
         q, k, _ = self._queries_keys_values(weights, outputs)
         return self._probabilities(q, k)
+
+    @property
+    def _arithmetic(self) -> jax.typing.DTypeLike:
+        return self.embedding.dtype if self.dtype is None else self.dtype
 
     def _run(
         self, inputs: Array, linear: LinearMap, keep: Callable[[Array], Any]
@@ -422,7 +428,7 @@ class Transformer(Target):
 
     def _layer(self, weights: Layers, x: Array, linear: LinearMap) -> Array:
         def apply(kind: str, x: Array) -> Array:
-            outputs = linear(kind, x, weights.weights[kind]).astype(self.dtype)
+            outputs = linear(kind, x, weights.weights[kind]).astype(self._arithmetic)
             return _with_bias(outputs, weights.biases.get(kind))
 
         def mlp(x: Array) -> Array:
