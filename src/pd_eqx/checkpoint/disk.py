@@ -2,8 +2,9 @@
 
 The order, and the crash that each part survives:
 
-1. Everything is written under `.saving-N`, a name that no reader takes for a step. A crash here leaves
-   that directory; it is not a step, and the next save of step N starts it anew.
+1. Everything is written under `.saving-N-…`, a name that no reader takes for a step and no other attempt
+   shares: threads of a failed attempt may write on for a while. A crash here leaves that directory; it
+   is not a step, and the next save of step N removes it.
 2. All files and directories in it are flushed to the disk, the manifest last. A loss of power after the
    rename below finds every byte that the name promises.
 3. One rename gives it its name N, and the parent directory is flushed. The rename is atomic: before
@@ -17,6 +18,7 @@ Names that are not plain decimal numbers, and numbers without a manifest, are ne
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,7 +53,9 @@ def foreign(root: Path) -> list[str]:
 
 def saving(name: str) -> int | None:
     """The step whose unfinished save has this name, if any has."""
-    return step_number(name.removeprefix(_SAVING)) if name.startswith(_SAVING) else None
+    if not name.startswith(_SAVING):
+        return None
+    return step_number(name.removeprefix(_SAVING).partition("-")[0])
 
 
 def removing(name: str) -> int | None:
@@ -60,17 +64,20 @@ def removing(name: str) -> int | None:
 
 
 def stage(root: Path, step: int) -> Path:
-    """An empty directory to write step N into; what an earlier, failed save of it left is removed."""
-    staged = root / f"{_SAVING}{step}"
-    if staged.exists():
-        shutil.rmtree(staged)
+    """An empty directory to write step N into; what earlier, failed saves of it left is removed."""
+    for name in foreign(root):
+        if saving(name) == step:
+            shutil.rmtree(root / name)
+    staged = root / f"{_SAVING}{step}-{uuid.uuid4().hex[:8]}"
     staged.mkdir(parents=True)
     return staged
 
 
 def unstage(root: Path, step: int) -> None:
-    """Remove what a failed save of step N left, as far as the disk lets us."""
-    shutil.rmtree(root / f"{_SAVING}{step}", ignore_errors=True)
+    """Remove what failed saves of step N left, as far as the disk lets us."""
+    for name in foreign(root):
+        if saving(name) == step:
+            shutil.rmtree(root / name, ignore_errors=True)
 
 
 def publish(staged: Path, root: Path, step: int) -> None:
