@@ -26,6 +26,7 @@ class ConsoleWatcher:
         self.name = name
         self._clock = clock
         self._rate: float | None = None
+        self._dispatches = 0
         self._said_at = -_SECONDS_BETWEEN_LINES
         self._bar: Bar | None = None
         self._task: TaskID | None = None
@@ -45,8 +46,11 @@ class ConsoleWatcher:
     def advance(self, progress: "Progress") -> None:
         """See `Watcher.advance`."""
         last = progress.step == progress.steps
-        rate = progress.rate
-        self._rate = rate = rate if self._rate is None else 0.8 * self._rate + 0.2 * rate
+        self._dispatches += 1
+        if self._dispatches == 1 and not last:
+            return  # it is slow, and says nothing of how long the others will take
+        rate = progress.rate if self._rate is None else 0.8 * self._rate + 0.2 * progress.rate
+        self._rate = rate
         left = (progress.steps - progress.step) / rate
         losses = "  ".join(
             f"{name.removeprefix('loss/')} {value:.2e}" for name, value in progress.losses.items()
