@@ -5,13 +5,14 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
 
-from pd_eqx.components import Components, init_components
+from pd_eqx.components import Components
 from pd_eqx.linear import LinearMap, capture, frozen, masked, recording
 from pd_eqx.masks import SiteMask
 from pd_eqx.sites import select_sites
@@ -48,14 +49,28 @@ quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimizati
 forward = quick_jit(lambda target, ids: target(ids))
 
 
-def model(depth: int = 4, **changes: object) -> Transformer:
+def numbers(seed: int, *shape: int, low: float = -0.7, high: float = 0.7) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).uniform(low, high, shape), jnp.float32)
+
+
+def model(depth: int = 4, config: TransformerConfig = SIMPLE_MLP, **changes: Any) -> Transformer:
     """Weights large enough that every part of the forward shows in the logits."""
-    config = dataclasses.replace(SIMPLE_MLP, depth=depth)
-    target = init_transformer(jax.random.key(1), config)
-    target = jax.tree.map(
-        lambda leaf: leaf + 0.3 * jnp.sin(jnp.arange(leaf.size)).reshape(leaf.shape), target
-    )
-    return dataclasses.replace(target, **changes)  # pyright: ignore[reportArgumentType]
+    config = dataclasses.replace(config, depth=depth)
+    shapes = jax.eval_shape(lambda: init_transformer(jax.random.key(0), config))
+    leaves, structure = jax.tree.flatten(shapes)
+    filled = [numbers(index, *leaf.shape) for index, leaf in enumerate(leaves)]
+    return dataclasses.replace(jax.tree.unflatten(structure, filled), **changes)
+
+
+def components_for(target: Transformer, patterns: Mapping[str, int]) -> Components:
+    V: dict[str, Array] = {}
+    U: dict[str, Array] = {}
+    counts = select_sites(target.sites(), patterns)
+    for index, site in enumerate(target.sites()):
+        if site.name in counts:
+            V[site.name] = numbers(100 + index, site.d_in, counts[site.name])
+            U[site.name] = numbers(200 + index, counts[site.name], site.d_out)
+    return Components(V, U)
 
 
 def site_masks(
@@ -63,20 +78,11 @@ def site_masks(
 ) -> dict[str, SiteMask]:
     masks: dict[str, SiteMask] = {}
     for index, (site, count) in enumerate(components.counts.items()):
-        key = jax.random.fold_in(jax.random.key(7), index)
-        component, delta, route = (
-            jax.random.uniform(k, (*lead, count)) for k in jax.random.split(key, 3)
-        )
-        masks[site] = SiteMask(
-            component, delta[..., 0], route[..., 0] > 0.3 if with_route else None
-        )
+        component = numbers(300 + index, *lead, count, low=0.0, high=1.0)
+        delta = numbers(400 + index, *lead, low=0.0, high=1.0)
+        route = numbers(500 + index, *lead) > -0.3 if with_route else None
+        masks[site] = SiteMask(component, delta, route)
     return masks
-
-
-def components_for(target: Transformer, patterns: Mapping[str, int]) -> Components:
-    return init_components(
-        jax.random.key(2), target.sites(), select_sites(target.sites(), patterns)
-    )
 
 
 def unsliced(linear: LinearMap) -> LinearMap:
@@ -270,9 +276,8 @@ def test_what_is_compiled_does_not_grow_with_depth() -> None:
 
 def temporary_bytes(rematerialise: bool, length: int) -> tuple[int, int]:
     """Of a masked forward's gradient beside the weights of the layers."""
-    config = dataclasses.replace(SIMPLE_MLP, depth=6, width=128, mlp_width=512)
-    target = init_transformer(jax.random.key(0), config)
-    target = dataclasses.replace(target, rematerialise=rematerialise)
+    config = dataclasses.replace(SIMPLE_MLP, width=128, mlp_width=512)
+    target = model(6, config, rematerialise=rematerialise)
     components = components_for(target, {"*.mlp.up": 2})
     ids = jnp.arange(length)[None] % 13
     masks = site_masks(components, ids.shape)
@@ -313,7 +318,7 @@ def test_arithmetic_runs_in_the_weights_dtype_or_in_the_one_named() -> None:
     assert logits.dtype == jnp.float32
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
     np.testing.assert_allclose(logits, forward(rounded, IDS), rtol=1e-4, atol=1e-4)
-    assert jax.eval_shape(narrow, IDS).dtype == jnp.bfloat16
+    assert eqx.filter_eval_shape(narrow, IDS).dtype == jnp.bfloat16
     components = components_for(narrow, {"*": 3})  # float32, beside bfloat16 activations
     linear = masked(components, site_masks(components, IDS.shape))
     assert jax.eval_shape(lambda ids: narrow(ids, linear), IDS).dtype == jnp.bfloat16
@@ -336,8 +341,8 @@ def test_a_token_beyond_the_vocabulary_is_not_taken_for_another() -> None:
 
 def test_more_tokens_than_learned_positions_are_refused() -> None:
     config = dataclasses.replace(SIMPLE_MLP, rotary=None, learned_positions=5, norm=LayerNorm(1e-5))
-    target = init_transformer(jax.random.key(0), config)
-    assert jax.eval_shape(target, IDS[:, :5]).shape == (2, 5, 13)
+    target = model(config=config)
+    assert eqx.filter_eval_shape(target, IDS[:, :5]).shape == (2, 5, 13)
     with pytest.raises(ValueError, match="6 tokens, but the model has learned 5 positions"):
         target(IDS)
 
