@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from pd_eqx.checkpoint import CheckpointStore
@@ -80,7 +80,7 @@ def _nodes(tree: Any) -> Iterator[Any]:
             yield from _nodes(child)
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(example=examples())
 def test_bits_places_and_bytes(
     drawn: Counter[str], example: tuple[State, list[Any], list[Any]]
@@ -129,7 +129,12 @@ def test_bits_places_and_bytes(
 def test_the_strategy_is_not_trivial() -> None:
     counts: Counter[str] = Counter()
 
-    @settings(max_examples=100, database=None, derandomize=True)
+    @settings(
+        max_examples=100,
+        database=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(example=examples())
     def collect(example: tuple[State, list[Any], list[Any]]) -> None:
         counts.update(told(example))
