@@ -50,6 +50,6 @@ def test_importing_the_library_is_quick() -> None:
 
 
 def test_the_command_line_starts_without_jax() -> None:
-    loaded = roots_after("import pd_eqx.cli")
+    loaded = roots_after("import pd_eqx.cli.app")
     assert "pd_eqx" in loaded
     assert not loaded & {"jax", "jaxlib", "equinox", "optax", "orbax", "numpy", "matplotlib"}

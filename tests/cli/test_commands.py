@@ -32,6 +32,15 @@ def test_help_comes_at_once() -> None:
     assert min(cpu_seconds(HELP) for _ in range(3)) < 0.5
 
 
+def test_without_the_extra_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['typer'] = None; from pd_eqx.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "pd-eqx: typer is not installed: pip install 'pd_eqx[cli]'\n"
+
+
 def refused(command: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> str:
     """What a command says on stderr as it refuses."""
     with pytest.raises(SystemExit) as ended:

@@ -1,0 +1,24 @@
+"""The commands of `pd-eqx`, put together.
+
+Each command is a plain function that typer reads; a new one is imported and listed here.
+"""
+
+import typer
+
+from pd_eqx.cli.checkpoints import diff, inspect, migrate, strip, verify
+from pd_eqx.cli.evaluate import evaluate
+from pd_eqx.cli.train import train
+
+
+def run() -> None:
+    """Runs the command that the arguments name."""
+    app = typer.Typer(
+        name="pd-eqx",
+        help="Takes trained networks apart into rank-one components.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for command in (train, evaluate, inspect, verify, diff, strip, migrate):
+        app.command()(command)
+    app()
