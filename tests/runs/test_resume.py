@@ -117,6 +117,7 @@ def test_a_signal_in_any_phase_changes_no_bit(troubled: Troubled, uninterrupted:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_signal_costs_nothing_in_the_rarer_phases(
     runner: Runner, uninterrupted: Path, run_dir: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_signal_costs_nothing_in_the_rarer_phases(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_kill_at_any_write_leaves_a_run_that_resumes(
     runner: Runner, uninterrupted: Path, run_dir: Path
 ) -> None:
