@@ -40,6 +40,8 @@ def _prepare() -> None:
 
 _prepare()
 
+pytest_plugins = ("parity.plugin",)
+
 hypothesis.settings.register_profile(
     "default", max_examples=25, deadline=None, derandomize=True, print_blob=True
 )

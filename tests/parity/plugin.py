@@ -1,7 +1,8 @@
 """The golden fixture, and the account of golden arrays at the end of a session.
 
-The account belongs to one process: under pytest-xdist all parity tests go to one worker (see the
-conftest above this one), which hands its account's lines on to be printed.
+The account belongs to one process: under pytest-xdist all parity tests go to one worker, which hands its
+account's lines on to be printed. The process that prints them collects nothing and so never sees a conftest of
+this folder: that is why this is a plugin, which the conftest above loads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,8 +52,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         output["golden"] = _ledger(session.config).lines()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash.setdefault(LINES, []).extend(node.workeroutput.get("golden", []))
+    node.config.stash.setdefault(LINES, []).extend(getattr(node, "workeroutput", {}).get("golden", []))
 
 
 def pytest_terminal_summary(
