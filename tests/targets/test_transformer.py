@@ -236,13 +236,14 @@ def test_a_scan_records_what_a_loop_records() -> None:
             np.testing.assert_allclose(y, other_y, rtol=1e-4, atol=1e-4, err_msg=site)
 
 
-def test_capturing_takes_every_site_in_the_order_of_the_forward() -> None:
+def test_capturing_takes_every_site() -> None:
     target = model(depth=2)
 
     def run(target: Transformer) -> tuple[Array, list[tuple[Array, Array]]]:
         logits, site_inputs, site_outputs = capture(target, IDS)
-        assert list(site_inputs) == [site.name for site in target.sites()]
-        return logits, [(site_inputs[name], site_outputs[name]) for name in site_inputs]
+        names = [site.name for site in target.sites()]
+        assert set(site_inputs) == set(site_outputs) == set(names)
+        return logits, [(site_inputs[name], site_outputs[name]) for name in names]
 
     logits, taken = quick_jit(run)(target)
     np.testing.assert_allclose(logits, forward(target, IDS), rtol=1e-5, atol=1e-5)
@@ -264,7 +265,7 @@ def lowered(depth: int, patterns: dict[str, int], scan: bool = True) -> str:
 
 def test_what_is_compiled_does_not_grow_with_depth() -> None:
     one_site = {"layers.2.mlp.up": 3}
-    few, many = lowered(4, one_site), lowered(12, one_site)
+    few, many = lowered(6, one_site), lowered(14, one_site)  # layers on both sides of it are scanned
     assert len(many.splitlines()) < 1.1 * len(few.splitlines())
     # With every layer masked, masks and components are stacked layer by layer, but computed with once.
     every_layer = {"*.mlp.*": 3}
@@ -307,7 +308,7 @@ def test_a_site_without_a_mask_is_never_taken_apart() -> None:
     masks = {"layers.1.mlp.up": site_masks(components, IDS.shape)["layers.1.mlp.up"]}
     text = jax.jit(lambda: target(IDS, masked(components, masks))).lower().as_text()
     assert text.count("2x6x101xf32") > 0
-    of_one = [line for line in text.splitlines() if "dot_general" in line and "101" in line]
+    of_one = [line for line in text.splitlines() if "dot_general" in line and "x101" in line]
     assert len(of_one) == 2  # x @ V and · @ U, of the one site
 
 

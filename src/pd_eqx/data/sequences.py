@@ -175,7 +175,7 @@ def streamed_sequences(
 def _part(corpus: Corpus, length: int, held_out: int, evaluate: bool) -> tuple[int, int]:
     """The first sequence and how many there are, of the part for training or of the one held out."""
     total = corpus.size // length if length > 0 else 0
-    if length < 1 or not 0 <= held_out < max(total, 1):
+    if not 0 <= held_out < total:
         raise ValueError(
             f"{corpus.path}: its {corpus.size} tokens make {total} sequences of {length}, of which {held_out} are "
             "to be held out; choose a shorter length, or hold out fewer"
