@@ -54,7 +54,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash.setdefault(LINES, []).extend(getattr(node, "workeroutput", {}).get("golden", []))
+    node.config.stash.setdefault(LINES, []).extend(
+        getattr(node, "workeroutput", {}).get("golden", [])
+    )
 
 
 def pytest_terminal_summary(
