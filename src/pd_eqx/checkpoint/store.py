@@ -79,8 +79,11 @@ class CheckpointStore:
       newest if `keep_every` is given.
     - `keep_every`: whole steps that are multiples of it survive as well.
     - `read_only`: the store writes and removes nothing, and every `save` raises.
-    - `asynchronous`: `save` returns once the state is copied, and writes in the background. That costs
-      the memory of one more state until the write is done.
+    - `asynchronous`: `save` returns once the state is copied to host memory, and writes in the background.
+      The copy is as large as what the state takes on all devices of this process, replicas included,
+      and is freed when the write is done; the loop may donate the state at once, and still reuses all of it.
+
+    A state that spans several processes is refused: here the directory is one process's to commit.
     """
 
     def __init__(
@@ -149,6 +152,11 @@ class CheckpointStore:
                 "remove it by hand, or save under another step"
             )
         refuse_unsavable(state)
+        if jax.process_count() > 1:
+            raise SaveFailedError(
+                f"this program runs as {jax.process_count()} processes, and a step is committed by one; "
+                "run one process that holds all the devices"
+            )
         with jax.set_mesh(None):
             pending = [self._pend(name, item) for name, item in fields(state).items()]
         jax.block_until_ready([item.arrays for item in pending])
