@@ -265,7 +265,10 @@ def lowered(depth: int, patterns: dict[str, int], scan: bool = True) -> str:
 
 def test_what_is_compiled_does_not_grow_with_depth() -> None:
     one_site = {"layers.2.mlp.up": 3}
-    few, many = lowered(6, one_site), lowered(14, one_site)  # layers on both sides of it are scanned
+    few, many = (
+        lowered(6, one_site),
+        lowered(14, one_site),
+    )  # layers on both sides of it are scanned
     assert len(many.splitlines()) < 1.1 * len(few.splitlines())
     # With every layer masked, masks and components are stacked layer by layer, but computed with once.
     every_layer = {"*.mlp.*": 3}
