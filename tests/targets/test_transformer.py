@@ -139,7 +139,7 @@ def _simple_mlp_by_hand(w: Transformer, ids: np.ndarray) -> np.ndarray:
 
 def test_sites_are_all_matrices_in_the_order_of_the_forward() -> None:
     target = model(depth=2)
-    called: list[tuple[str, int, int]] = []
+    called: list[tuple[str | int, ...]] = []
 
     def note(site: str, x: Array, weight: Array, /) -> Array:
         called.append((site, *weight.shape))
@@ -174,7 +174,7 @@ def test_a_scan_gives_the_numbers_and_gradients_of_a_loop(patterns: dict[str, in
 
 
 @pytest.mark.parametrize("changes", [{"rematerialise": True}, {"scan": False}])
-def test_how_the_layers_are_run_changes_no_number(changes: dict[str, bool]) -> None:
+def test_how_the_layers_are_run_changes_no_number(changes: dict[str, Any]) -> None:
     patterns = {"layers.[1-2].mlp.*": 3}
     expected = value_and_grads(model(), patterns)
     compare(value_and_grads(model(**changes), patterns), expected)
@@ -291,7 +291,9 @@ def temporary_bytes(rematerialise: bool, length: int) -> tuple[int, int]:
 
     compiled = jax.jit(jax.grad(loss)).lower(components, target, masks).compile()
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.layers))
-    return compiled.memory_analysis().temp_size_in_bytes, weights
+    analysis = compiled.memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes, weights
 
 
 def test_a_backward_pass_holds_no_second_copy_of_the_weights() -> None:
@@ -365,9 +367,9 @@ def test_activations_are_no_token_ids() -> None:
         ({"biased": frozenset({"mlp.gate"})}, r"\['mlp.gate'\], but the matrices are \['attn.q'"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(changes: dict[str, object], complaint: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        dataclasses.replace(SIMPLE_MLP, **changes)  # pyright: ignore[reportArgumentType]
+        dataclasses.replace(SIMPLE_MLP, **changes)
 
 
 def test_an_odd_rotary_width_is_refused() -> None:
