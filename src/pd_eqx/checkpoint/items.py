@@ -15,7 +15,9 @@ of 64 MiB took 625 MiB to read as one chunk each, and 544 MiB so.
 Orbax raises whatever its parsers raise. Here each of them is told as a `CheckpointError`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +97,25 @@ def _call(item: Path, work: Callable[[ocp.Checkpointer], Any]) -> Any:
     try:
         with (
             jax.set_mesh(None),
+            _without_idle_warning(),
             ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader,
         ):
             return work(reader)
     except Exception as error:  # orbax and tensorstore raise bare ones
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CorruptCheckpointError(f"{item} cannot be read: {first[:300]}") from error
+
+
+@contextlib.contextmanager
+def _without_idle_warning() -> Iterator[None]:
+    """Orbax warns of a metadata file that it writes once for a step, not for each item, and does not need."""
+
+    def needed(record: logging.LogRecord) -> bool:
+        return "Metadata file does not exist" not in record.getMessage()
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(needed)
+    try:
+        yield
+    finally:
+        logger.removeFilter(needed)
