@@ -1,5 +1,6 @@
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ SMALL = ModularAdditionTraining(
 
 
 def drawn() -> ModularAddition:
-    return SMALL.target(*SMALL.init(jax.random.key(0)))
+    return SMALL.target(*jax.jit(SMALL.init)(jax.random.key(0)))
 
 
 def test_sites_are_those_of_one_layer_at_all_three_positions() -> None:
@@ -34,7 +35,7 @@ def test_sites_are_those_of_one_layer_at_all_three_positions() -> None:
         site.name: (site.d_in, site.d_out) for site in target.sites()
     }
     rows = SMALL.batches(5)(jax.random.key(0), jnp.int32(0))
-    outputs, site_inputs, _ = capture(target, rows)
+    outputs, site_inputs, _ = eqx.filter_eval_shape(capture, target, rows)
     assert outputs.shape == (5, 11)
     assert set(site_inputs) == {site.name for site in target.sites()}
     assert site_inputs["layers.0.mlp.down"].shape == (5, 3, 64)
@@ -43,13 +44,15 @@ def test_sites_are_those_of_one_layer_at_all_three_positions() -> None:
 def test_answers_are_read_at_the_last_position_and_are_never_the_sign() -> None:
     target = drawn()
     rows = modular_rows(jnp.arange(20), 11)
-    logits = target.transformer(rows, frozen)
+    logits = jax.jit(lambda target: target.transformer(rows, frozen))(target)
     assert logits.shape == (20, 3, 12)
-    np.testing.assert_allclose(target(rows), logits[:, -1, :11], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(lambda target: target(rows))(target), logits[:, -1, :11], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_it_is_trained_on_the_shown_pairs_alone() -> None:
-    trained, order = SMALL.init(jax.random.key(0))
+    trained, order = jax.jit(SMALL.init)(jax.random.key(0))
     assert sorted(order.tolist()) == list(range(121))
     assert SMALL.n_shown == 96
     loss = jax.jit(SMALL.loss)

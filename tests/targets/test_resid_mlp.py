@@ -28,7 +28,7 @@ SMALL = ResidMLPTraining(
 def drawn(n_layers: int, **changes: object) -> ResidMLP:
     """An untrained target, its biases not zero."""
     training = dataclasses.replace(SMALL, n_layers=n_layers, **changes)
-    target = training.target(*training.init(jax.random.key(3)))
+    target = training.target(*jax.jit(training.init)(jax.random.key(3)))
     bumps = jax.tree.map(lambda leaf: 0.1 * jnp.cos(jnp.arange(leaf.size)), target)
     return dataclasses.replace(target, in_bias=bumps.in_bias, out_bias=bumps.out_bias)
 
@@ -78,7 +78,7 @@ def test_the_abstract_target_has_the_shapes_of_the_trained_one() -> None:
 
 
 def test_a_bad_target_is_told_by_its_loss_and_by_the_features_that_it_skips() -> None:
-    trained, fixed = SMALL.init(jax.random.key(0))
+    trained, fixed = jax.jit(SMALL.init)(jax.random.key(0))
     idle = SMALL.target(jax.tree.map(jnp.zeros_like, trained), fixed)
     of_loss, of_features = SMALL.problems(idle, fixed, jax.random.key(1))
     assert re.search(

@@ -118,7 +118,7 @@ class InductionTraining(Training[Transformer]):
 
     def problems(self, target: Transformer, fixed: tuple[()], key: PRNGKeyArray) -> list[str]:
         """See `Training.problems`: the accuracy on a fresh batch."""
-        accuracy = float(self.accuracy(target, key))
+        accuracy = float(jax.jit(self.accuracy)(target, key))
         if accuracy >= self.min_accuracy:
             return []
         found = f"{100 * accuracy:.1f} % of repeated tokens"

@@ -160,7 +160,7 @@ class ModularAdditionTraining(Training[ModularAddition]):
         self, target: ModularAddition, fixed: Int[Array, " pairs"], key: PRNGKeyArray
     ) -> list[str]:
         """See `Training.problems`: loss and accuracy on the pairs that were not shown."""
-        loss, accuracy = map(float, self._score(target, fixed[self.n_shown :]))
+        loss, accuracy = map(float, jax.jit(self._score)(target, fixed[self.n_shown :]))
         if accuracy >= self.min_accuracy and loss <= self.max_loss:
             return []
         found = (
