@@ -5,6 +5,7 @@ The arrays of draws have a leading axis of mask samples, of length 1.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from parity.golden import Golden, golden_keys
@@ -23,6 +24,12 @@ SITES = ("a", "b", "c")
 CASES = sorted({key.split("/draws/")[0] for key in golden_keys(GOLDEN, "B*/draws/*")})
 
 
+def first_sample(golden: Golden, prefix: str) -> dict[str, np.ndarray]:
+    """The only mask sample of the recorded draws under a prefix, by site."""
+    dtype = np.float64 if golden.precision == "x64" else np.float32
+    return {site: golden.numpy(f"{prefix}/{site}")[0].astype(dtype) for site in SITES}
+
+
 def routes_of(golden: Golden, case: str) -> Routes:
     """The case's routes, from its recorded draws."""
     router = case.rpartition("/")[2]
@@ -30,36 +37,36 @@ def routes_of(golden: Golden, case: str) -> Routes:
         (routes,) = AllSites().passes(jax.random.key(0), SITES, ())
         return routes
     if router == "uniform_k":
-        k, noise = golden[f"{case}/draws/route_k"][0], golden[f"{case}/draws/route_noise"][0]
-        return uniform_subset(k, noise, SITES)
-    return {site: golden[f"{case}/draws/route_u/{site}"][0] < 0.35 for site in SITES}
+        k, noise = (golden.numpy(f"{case}/draws/{name}")[0] for name in ("route_k", "route_noise"))
+        return uniform_subset(jnp.asarray(k), jnp.asarray(noise), SITES)
+    draws = first_sample(golden, f"{case}/draws/route_u")
+    return {site: jnp.asarray(draws[site] < 0.35) for site in SITES}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_masks_and_routes(golden: Golden, case: str) -> None:
     lead, sampling, channel, _ = case.split("/")
-    draws = golden.under(f"{case}/draws/src")
+    draws = first_sample(golden, f"{case}/draws/src")
     if sampling == "binomial":
-        assert all(set(map(float, jnp.ravel(draw))) <= {0.0, 1.0} for draw in draws.values())
+        assert all(set(draw.ravel().tolist()) <= {0.0, 1.0} for draw in draws.values())
+    has_delta = channel == "delta"
+    deltas = first_sample(golden, f"{case}/draws/delta_src") if has_delta else {}
     sources = {
-        site: SiteSource(
-            draws[site][0],
-            golden[f"{case}/draws/delta_src/{site}"][0] if channel == "delta" else None,
-        )
+        site: SiteSource(jnp.asarray(draws[site]), jnp.asarray(deltas[site]) if has_delta else None)
         for site in SITES
     }
-    masks = interpolate(golden.under(f"{lead}/ci"), sources, routes_of(golden, case))
+    masks = jax.jit(interpolate)(golden.under(f"{lead}/ci"), sources, routes_of(golden, case))
     assert tuple(masks) == SITES
     for site, mask in masks.items():
         golden.check(f"{case}/mask/{site}", mask.component, "A")
-        if channel == "delta":
+        if has_delta:
             golden.check(f"{case}/dmask/{site}", mask.delta, "A")
         else:
             assert mask.delta is None
         if mask.route is None:
             assert case.endswith("/all")
         else:
-            golden.check(f"{case}/draws/route/{site}", mask.route[None], "A")
+            golden.check(f"{case}/draws/route/{site}", np.asarray(mask.route)[None], "A")
 
 
 def test_how_often_a_uniform_subset_routes(golden: Golden) -> None:

@@ -5,6 +5,7 @@ here is stored twice, so for those variants the test adds up the two steps itsel
 is each loss, gradient and Adam step on the way.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import equinox as eqx
@@ -15,12 +16,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from parity.golden import Golden
 from parity.models import RecordedSource, component_mlps, context, read_tms
+from pd_eqx.adversary import Sources
 from pd_eqx.ci.base import CausalImportances
 from pd_eqx.components import Components, weight_deltas
 from pd_eqx.linear import capture
 from pd_eqx.losses import MeanSquaredError, faithfulness
-from pd_eqx.masks import OneSiteAtATime, SiteSource
-from pd_eqx.objective import ImportanceMinimality, Objective, Reconstruction
+from pd_eqx.masks import AllSites, OneSiteAtATime, Routing, SiteSource
+from pd_eqx.objective import Context, ImportanceMinimality, Objective, Reconstruction, Term
 from pd_eqx.optimizers import AdamW, Optimizers
 from pd_eqx.schedule import constant, decaying
 from pd_eqx.state import Decomposition, TrainingItem, TrainState
@@ -41,13 +43,13 @@ OPTIMIZERS = Optimizers(ADAM, ADAM)
 Parameters = Mapping[str, Array]
 
 
-class RecordedBatch(eqx.Module):
-    """The same batch at each step."""
+class RecordedBatches(eqx.Module):
+    """The recorded batch of each step."""
 
-    inputs: Float[Array, "batch features"]
+    inputs: Float[Array, "steps batch features"]
 
     def __call__(self, key: PRNGKeyArray, step: Int[Array, ""]) -> Float[Array, "batch features"]:
-        return self.inputs
+        return self.inputs[step]
 
 
 def decomposition(parameters: Parameters) -> Decomposition:
@@ -88,49 +90,76 @@ def before(golden: Golden, variant: str, step: int) -> Parameters:
     return parameters
 
 
-def objective(golden: Golden, at: str) -> Objective:
-    """The peer's objective, its draws replayed."""
+# By loss: the sources of one step, or of all of them along a first axis.
+Draws = dict[str, Sources]
+ROUTINGS: Mapping[str, Routing] = {
+    "StochasticReconLoss": AllSites(),
+    "StochasticReconLayerwiseLoss": OneSiteAtATime(),
+}
 
-    def source(loss: str) -> RecordedSource:
-        draws = golden.under(f"{at}/draws/{loss}")
-        sources = {s: SiteSource(draws[f"src/{s}"], draws[f"delta_src/{s}"]) for s in SITES}
-        return RecordedSource(iter(lambda: sources, None))
 
-    mse, together, layerwise = (
-        MeanSquaredError(),
-        "StochasticReconLoss",
-        "StochasticReconLayerwiseLoss",
-    )
+def read_draws(golden: Golden, at: str) -> Draws:
+    draws: Draws = {}
+    for loss in ROUTINGS:
+        of_loss = golden.under(f"{at}/draws/{loss}")
+        draws[loss] = {s: SiteSource(of_loss[f"src/{s}"], of_loss[f"delta_src/{s}"]) for s in SITES}
+    return draws
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayedReconstruction(Term):
+    """A reconstruction term that replays the sources recorded for each step."""
+
+    name: str
+    sources: Sources
+    coefficient: float = 1.0
+
+    def value(self, context: Context, key: PRNGKeyArray) -> Float[Array, ""]:
+        now = jax.tree.map(lambda source: source[context.step], self.sources)
+        replayed = RecordedSource(iter([now]))
+        term = Reconstruction(self.name, MeanSquaredError(), replayed, ROUTINGS[self.name])
+        return term.value(context, key)
+
+
+def objective(draws: Draws) -> Objective:
+    """The peer's objective; the draws have a first axis of steps."""
     return Objective(
         (
             ImportanceMinimality(3e-3, name="ImportanceMinimalityLoss"),
-            Reconstruction(together, mse, source(together)),
-            Reconstruction(layerwise, mse, source(layerwise), OneSiteAtATime()),
+            *(ReplayedReconstruction(loss, sources) for loss, sources in draws.items()),
         )
     )
 
 
-def loss_of(
-    target: TMS, inputs: Array, summed: Objective, parameters: Parameters
-) -> tuple[Array, tuple[dict[str, Array], CausalImportances]]:
-    """The weighted sum, and on the way to it each term's value and the importances."""
-    product = decomposition(parameters)
-    clean, site_inputs, _ = capture(target, inputs)
-    importances = product.ci_fn(site_inputs, product.components)
-    seen = context(target, product.components, importances.lower, inputs, clean)
-    seen = eqx.tree_at(lambda c: c.importances, seen, importances)
-    total, values = summed(seen, jax.random.key(0))
-    return total, ({**values, "total": total}, importances)
+@jax.jit
+def gradients(
+    target: TMS, inputs: Array, draws: Draws, parameters: Parameters
+) -> tuple[dict[str, Array], CausalImportances, Parameters]:
+    """Each term's value and their weighted sum, the importances, and the sum's gradients."""
+    of_one_step = jax.tree.map(lambda draw: draw[None], draws)
+
+    def loss(
+        parameters: Parameters,
+    ) -> tuple[Array, tuple[dict[str, Array], CausalImportances]]:
+        product = decomposition(parameters)
+        clean, site_inputs, _ = capture(target, inputs)
+        importances = product.ci_fn(site_inputs, product.components)
+        seen = context(target, product.components, importances.lower, inputs, clean)
+        seen = eqx.tree_at(lambda c: c.importances, seen, importances)
+        total, values = objective(of_one_step)(seen, jax.random.key(0))
+        return total, ({**values, "total": total}, importances)
+
+    (_, (values, importances)), grads = jax.value_and_grad(loss, has_aux=True)(parameters)
+    return values, importances, grads
 
 
 @pytest.mark.parametrize(("variant", "step"), EVERY_STEP)
 def test_losses_importances_and_gradients(golden: Golden, variant: str, step: int) -> None:
     at = f"{variant}/step{step}"
     target, inputs = read_tms(golden, f"{variant}/target"), batch(golden, variant, step)
-    summed = objective(golden, at)
-    (_, (values, importances)), grads = jax.jit(
-        jax.value_and_grad(lambda p: loss_of(target, inputs, summed, p), has_aux=True)
-    )(before(golden, variant, step))
+    values, importances, grads = gradients(
+        target, inputs, read_draws(golden, at), before(golden, variant, step)
+    )
     golden.check(f"{at}/target_out", target(inputs), "A")
     golden.check_under(f"{at}/loss", values, "A")
     golden.check_under(f"{at}/ci_lower", importances.lower, "A")
@@ -142,10 +171,9 @@ def test_losses_importances_and_gradients(golden: Golden, variant: str, step: in
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_float32(golden: Golden) -> None:
     target, inputs = read_tms(golden, "untied/target"), batch(golden, "untied", 0)
-    summed = objective(golden, "untied/step0")
-    (_, (values, _)), grads = jax.jit(
-        jax.value_and_grad(lambda p: loss_of(target, inputs, summed, p), has_aux=True)
-    )(before(golden, "untied", 0))
+    values, _, grads = gradients(
+        target, inputs, read_draws(golden, "untied/step0"), before(golden, "untied", 0)
+    )
     golden.check_under("untied_f32/step0/loss", values, "B")
     golden.check_under("untied_f32/step0/grad", grads, "B")
 
@@ -153,17 +181,19 @@ def test_float32(golden: Golden) -> None:
 @pytest.mark.parametrize("precision", ["x64"], indirect=True)
 @pytest.mark.parametrize("variant", ["untied", "untied_zero_bias"])
 def test_the_train_step_from_step_to_step(golden: Golden, variant: str) -> None:
-    target = read_tms(golden, f"{variant}/target")
+    target, steps = read_tms(golden, f"{variant}/target"), range(STEPS[variant])
+    by_step = [read_draws(golden, f"{variant}/step{step}") for step in steps]
+    draws = jax.tree.map(lambda *of_steps: jnp.stack(of_steps), *by_step)
+    batches = RecordedBatches(jnp.stack([batch(golden, variant, step) for step in steps]))
+    train_step = make_train_step(objective(draws), OPTIMIZERS, TOTAL)
     initial = before(golden, variant, 0)
     product = decomposition(initial)
     training = TrainingItem(
         ADAM.init(product.components), ADAM.init(product.ci_fn), {}, jnp.int32(0)
     )
     state = jax.tree.map(jnp.copy, TrainState(product, training))
-    for step in range(STEPS[variant]):
+    for step in steps:
         at = f"{variant}/step{step}"
-        train_step = make_train_step(objective(golden, at), OPTIMIZERS, TOTAL)
-        batches = RecordedBatch(batch(golden, variant, step))
         state, metrics = train_step(state, target, batches, jax.random.key(0), 1)
         golden.check(f"{at}/lr", metrics["lr/components"], "A")
         golden.check(f"{at}/lr", metrics["lr/ci_fn"], "A")
@@ -190,15 +220,14 @@ def tied(before: Components, after: Components, decay: float = 0.0) -> Component
 def test_adam_steps_of_tied_storage_add_up(golden: Golden, variant: str) -> None:
     product = decomposition(before(golden, variant, 0))
     states = ADAM.init(product.components), ADAM.init(product.ci_fn)
+    updated = jax.jit(ADAM.update, static_argnums=4)
     for step in range(STEPS[variant]):
         at = f"{variant}/step{step}"
         grads = decomposition(golden.under(f"{at}/grad"))
-        components, of_components, metrics = ADAM.update(
+        components, of_components, metrics = updated(
             grads.components, states[0], product.components, jnp.int32(step), TOTAL
         )
-        ci_fn, of_ci_fn, _ = ADAM.update(
-            grads.ci_fn, states[1], product.ci_fn, jnp.int32(step), TOTAL
-        )
+        ci_fn, of_ci_fn, _ = updated(grads.ci_fn, states[1], product.ci_fn, jnp.int32(step), TOTAL)
         states = of_components, of_ci_fn
         product = Decomposition(tied(product.components, components), ci_fn)
         golden.check(f"{at}/lr", metrics["lr"], "A")
