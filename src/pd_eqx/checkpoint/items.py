@@ -17,7 +17,7 @@ Orbax raises whatever its parsers raise. Here each of them is told as a `Checkpo
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ def _call(item: Path, work: Callable[[ocp.Checkpointer], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _without_idle_warning() -> Iterator[None]:
+def _without_idle_warning() -> Generator[None]:
     """Orbax warns of a metadata file that it writes once for a step, not for each item, and does not need."""
 
     def needed(record: logging.LogRecord) -> bool:
