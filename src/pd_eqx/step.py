@@ -192,9 +192,10 @@ def make_train_step(
             total, values = objective(context, key_terms)
             return total, (values, objective.averaged(context))
 
-        adversaries = objective.warmed_up(
-            context_of(decomposition, {}), training.adversaries, key_terms
-        )
+        adversaries = training.adversaries
+        if adversaries:
+            fixed = context_of(decomposition, {})
+            adversaries = objective.warmed_up(fixed, adversaries, key_terms)
         sources = objective.raw_sources(adversaries)
         (total, (values, averages)), (grads, source_grads) = jax.value_and_grad(
             loss, argnums=(0, 1), has_aux=True
