@@ -104,6 +104,22 @@ def test_ensure_donatable_consumes_places_and_keeps_what_is_not_an_array() -> No
     assert ensure_donatable({"f": len, "n": None}) == {"f": len, "n": None}
 
 
+@pytest.mark.devices(8)
+@pytest.mark.parametrize("there", [[4, 5, 6, 7], [3, 2, 1, 0], [6]])
+def test_ensure_donatable_moves_between_devices(there: list[int]) -> None:
+    devices = jax.devices()
+    here = NamedSharding(jax.make_mesh((4,), ("d",), devices=devices[:4]), PartitionSpec("d"))
+    mesh = jax.make_mesh((len(there),), ("d",), devices=[devices[i] for i in there])
+    asked = abstract_like(tree(NamedSharding(mesh, PartitionSpec("d"))))
+    key = jax.device_put(jax.random.key(3), NamedSharding(here.mesh, PartitionSpec()))
+    asked["key"] = abstract_like(jax.device_put(key, NamedSharding(mesh, PartitionSpec())))
+    moved = ensure_donatable(tree(here) | {"key": key}, asked)
+    assert abstract_like(moved) == asked
+    assert moved.pop("key") == jax.random.key(3)
+    jax.tree.map(np.testing.assert_array_equal, moved, tree())
+    assert measure_reuse(adding(), moved)[1].fraction == 1.0
+
+
 def test_ensure_donatable_casts_nothing() -> None:
     with pytest.raises(ValueError, match=r"\['w'\] is int32\[3\].*float32\[3\]"):
         ensure_donatable({"w": jnp.arange(3)}, {"w": jax.ShapeDtypeStruct((3,), jnp.float32)})

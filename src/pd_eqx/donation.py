@@ -137,7 +137,8 @@ def ensure_donatable(
     """The same arrays in buffers that a donating step can reuse.
 
     Each leaf is copied by a compiled computation, and the old leaf is deleted before the next is
-    copied: the peak is the tree and its largest leaf. Use it after a restore by other means than
+    copied: the peak is the tree and its largest leaf (twice that leaf, where it moves to other
+    devices). Use it after a restore by other means than
     `CheckpointStore`, and on a fresh state whose leaves were not all made under `jax.jit`.
 
     **Arguments:**
@@ -202,7 +203,7 @@ def own_copy(array: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
         _copy, static_argnames=("implementation", "weak"), out_shardings=_placement(like)
     )
     return compiled(
-        array,
+        _beside(array, like.sharding),
         implementation=key_implementation(like.dtype) if is_raw else None,
         weak=like.weak_type,
     )
@@ -247,6 +248,17 @@ def _copy(array: jax.Array, *, implementation: str | None, weak: bool) -> jax.Ar
     if weak:
         return _weakly_typed(copied)
     return copied if _is_key(copied) else lax.convert_element_type(copied, copied.dtype)
+
+
+def _beside(array: Any, sharding: Any) -> Any:
+    """`array` on the devices of `sharding`, in their order: one computation has only one such list."""
+    if sharding is None or not isinstance(array, jax.Array) or not array.committed:
+        return array
+    here, there = (
+        tuple(placement.devices_indices_map(array.shape))
+        for placement in (array.sharding, sharding)
+    )
+    return array if here == there else jax.device_put(array, sharding)
 
 
 def _is_key(array: Any) -> bool:

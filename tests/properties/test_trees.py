@@ -16,7 +16,7 @@ from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.donation import measure_reuse
 from properties.trees import State, placed, placements, states
 
-pytestmark = [pytest.mark.devices(8), pytest.mark.slow]
+pytestmark = pytest.mark.devices(8)
 EXAMPLES = max(5, settings.default.max_examples // 5) if settings.default else 5
 Bits = list[tuple[str, tuple[int, ...], bytes]]
 
