@@ -41,7 +41,6 @@ from pd_eqx.checkpoint import (
 )
 from pd_eqx.donation import measure_reuse
 
-
 EXAMPLES = max(4, settings.default.max_examples // 5) if settings.default else 4
 COUNTS: Counter[str] = Counter()
 
