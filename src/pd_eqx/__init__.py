@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pd_eqx.objective import Objective
     from pd_eqx.optimizers import AdamW, Optimizers
     from pd_eqx.runs.inherit import init_from_parent
+    from pd_eqx.runs.open import open_run
     from pd_eqx.sites import Site, select_sites
     from pd_eqx.state import Decomposition, TrainingItem, TrainState
     from pd_eqx.step import init_state, make_train_step
@@ -35,6 +36,7 @@ __all__ = [
     "init_state",
     "make_train_step",
     "masked",
+    "open_run",
     "select_sites",
     "weight_deltas",
 ]
@@ -57,6 +59,7 @@ _HOMES = {
     "init_state": "step",
     "make_train_step": "step",
     "masked": "linear",
+    "open_run": "runs.open",
     "select_sites": "sites",
     "weight_deltas": "components",
 }

@@ -171,7 +171,7 @@ class _Session:
                 return Outcome(self.saved, None)
             self.watcher.say("evaluate")
             product = restore_product(store, assembly, target, self.saved)
-            run = OpenedRun(self.directory, assembly, target, product, self.saved)
+            run = OpenedRun(target, product, self.directory, assembly, self.saved)
             summary = finish(run, lambda: self.clock() - self.began)
             return Outcome(self.saved, summary)
 

@@ -14,6 +14,7 @@ from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.runs.assembly import Assembly
 from pd_eqx.runs.directory import RunDirectory, RunDirectoryError
 from pd_eqx.runs.parent import parent_directory
+from pd_eqx.runs.placement import Place, placed
 from pd_eqx.targets.base import Target
 
 
@@ -49,8 +50,8 @@ def stored_target(
     return load_target(directory, assembly)
 
 
-def load_target(directory: RunDirectory, assembly: Assembly) -> Target:
-    """The stored target, placed like the rest of the run; nothing is written."""
-    abstract = assembly.placed(assembly.config.target.abstract())
+def load_target(directory: RunDirectory, assembly: Assembly, place: Place = None) -> Target:
+    """The stored target, placed like the rest of the run unless `place` says where; nothing is written."""
+    abstract = placed(assembly.placed(assembly.config.target.abstract()), place)
     with CheckpointStore(directory.target, read_only=True) as store:
-        return store.restore_item("target", abstract)
+        return store.restore_item("target", abstract, to="host" if place == "host" else "devices")
