@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__"),
     ("__init__",),
     ("runs",),
+    ("harvest",),
     ("checkpoint", "evals", "data", "targets"),
     ("step",),
     ("objective",),
@@ -41,7 +42,7 @@ STORAGE_ROOMS = frozenset({"checkpoint"})
 EXTRAS = frozenset(
     {
         "pydantic", "yaml", "typer", "rich", "matplotlib", "scipy", "safetensors",
-        "tokenizers", "gguf", "huggingface_hub", "grain", "pyarrow",
+        "tokenizers", "gguf", "huggingface_hub", "grain", "pyarrow", "openai",
     }
 )  # fmt: skip
 

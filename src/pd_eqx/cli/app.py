@@ -7,6 +7,7 @@ import typer
 
 from pd_eqx.cli.checkpoints import diff, inspect, migrate, strip, verify
 from pd_eqx.cli.evaluate import evaluate
+from pd_eqx.cli.harvest import harvest, merge_harvests
 from pd_eqx.cli.train import train
 
 
@@ -19,6 +20,16 @@ def run() -> None:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (train, evaluate, inspect, verify, diff, strip, migrate):
+    for command in (
+        train,
+        evaluate,
+        inspect,
+        verify,
+        diff,
+        strip,
+        migrate,
+        harvest,
+        merge_harvests,
+    ):
         app.command()(command)
     app()

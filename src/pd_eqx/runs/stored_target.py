@@ -18,7 +18,9 @@ from pd_eqx.runs.placement import Place, placed
 from pd_eqx.targets.base import Target
 
 
-class _Stored(eqx.Module):
+class StoredTarget(eqx.Module):
+    """What the store of a target holds: one item."""
+
     target: Any
 
 
@@ -46,7 +48,7 @@ def stored_target(
                 target = load_target(parent, assembly)
             else:
                 target = assembly.config.target.build(assembly.keys.target, watch)
-            store.save(0, _Stored(target))
+            store.save(0, StoredTarget(target))
     return load_target(directory, assembly)
 
 
