@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("step",),
     ("objective",),
     ("state", "losses", "adversary", "masks", "ci", "linear", "schedule", "optimizers"),
-    ("sharding", "donation", "components", "sites", "precision"),
+    ("sharding", "donation", "components", "sites", "precision", "unembedding"),
 )
 
 # These are of use without parameter decomposition, and may import no other room than those named.

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from pd_eqx.components import Components
 from pd_eqx.masks import SiteMask
+from pd_eqx.unembedding import Outputs
 
 
 @runtime_checkable
@@ -38,7 +39,7 @@ class LinearMap(Protocol):
 class CallableWithLinear(Protocol):
     """Anything with a forward that takes its linear map as an argument: `(inputs, linear) → outputs`."""
 
-    def __call__(self, inputs: Array, linear: LinearMap = ..., /) -> Array:
+    def __call__(self, inputs: Array, linear: LinearMap = ..., /) -> Outputs:
         """The outputs, with each site computed by `linear`."""
         ...
 
@@ -104,7 +105,7 @@ frozen = Frozen()
 
 def capture(
     target: CallableWithLinear, inputs: Array, sites: Collection[str] | None = None
-) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+) -> tuple[Outputs, dict[str, Array], dict[str, Array]]:
     """Runs the target clean and records what each site saw and said.
 
     **Arguments:**

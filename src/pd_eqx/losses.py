@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pd_eqx.unembedding import Head, Outputs, Unembedding, logits_of, mean_by_position
+
 
 def faithfulness(deltas: Mapping[str, Float[Array, "_ _"]]) -> Float[Array, ""]:
     """Mean square of the deltas `W − V @ U`, pooled over all entries of all sites.
@@ -216,9 +218,7 @@ class Distance(abc.ABC):
     """How far a masked output is from the clean one."""
 
     @abc.abstractmethod
-    def __call__(
-        self, outputs: Float[Array, "*shape"], clean: Float[Array, "*shape"]
-    ) -> Float[Array, ""]:
+    def __call__(self, outputs: Outputs, clean: Outputs) -> Float[Array, ""]:
         """The mean distance between outputs of one shape `[*lead, d]`, a scalar."""
 
 
@@ -226,22 +226,26 @@ class Distance(abc.ABC):
 class MeanSquaredError(Distance):
     """Mean over positions and coordinates of the squared difference, at least in float32."""
 
-    def __call__(
-        self, outputs: Float[Array, "*shape"], clean: Float[Array, "*shape"]
-    ) -> Float[Array, ""]:
+    def __call__(self, outputs: Outputs, clean: Outputs) -> Float[Array, ""]:
         """See `Distance`."""
-        return jnp.mean(jnp.square(_wide(outputs) - _wide(clean)))
+        return jnp.mean(jnp.square(_wide(logits_of(outputs)) - _wide(logits_of(clean))))
 
 
 @dataclasses.dataclass(frozen=True)
 class KLDivergence(Distance):
-    """`KL(softmax(clean) ‖ softmax(masked))` in nats, mean over positions, at least in float32."""
+    """`KL(softmax(clean) ‖ softmax(masked))` in nats, mean over positions, at least in float32.
 
-    def __call__(
-        self, outputs: Float[Array, "*shape"], clean: Float[Array, "*shape"]
-    ) -> Float[Array, ""]:
+    - `at_once`: of outputs that come as hidden states, about how many logits may be alive together: 2^24 in
+      float32 are 64 MiB. Changes memory, and no number.
+    """
+
+    at_once: int = 1 << 24
+
+    def __call__(self, outputs: Outputs, clean: Outputs) -> Float[Array, ""]:
         """See `Distance`."""
-        return jnp.mean(kl_by_position(outputs, clean))
+        if isinstance(outputs, Unembedding) and isinstance(clean, Unembedding):
+            return mean_by_position(_kl_apart, outputs, clean.hidden, clean.head, self.at_once)
+        return jnp.mean(kl_by_position(logits_of(outputs), logits_of(clean)))
 
 
 def kl_by_position(
@@ -252,6 +256,15 @@ def kl_by_position(
     log_p = jax.nn.log_softmax(_wide(clean), axis=-1)
     p = jnp.exp(log_p)
     return jnp.sum(jnp.where(p > 0.0, p * (log_p - log_q), 0.0), axis=-1)
+
+
+def _kl_apart(
+    hidden: Float[Array, "*lead width"],
+    clean: Float[Array, "*lead _"],
+    heads: tuple[Head, Head],
+) -> Float[Array, "*lead"]:
+    head, of_clean = heads
+    return kl_by_position(head(hidden), of_clean(clean))
 
 
 def _wide(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -43,6 +43,7 @@ from pd_eqx.masks import (
     interpolate,
 )
 from pd_eqx.schedule import Schedule
+from pd_eqx.unembedding import Outputs
 
 # A moving average of each component's mean penalty, `[C]` by site.
 Average = dict[str, Float[Array, " _"]]
@@ -64,7 +65,7 @@ class Context(eqx.Module):
     target: CallableWithLinear
     weights: dict[str, Float[Array, "_ _"]]
     inputs: Array
-    clean: Float[Array, "..."]
+    clean: Outputs
     components: Components
     importances: CausalImportances
     step: Int[Array, ""]

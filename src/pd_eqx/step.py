@@ -25,6 +25,7 @@ from pd_eqx.optimizers import Optimizer, Optimizers, global_norm
 from pd_eqx.precision import as_dtype
 from pd_eqx.sites import Site
 from pd_eqx.state import Decomposition, TrainingItem, TrainState
+from pd_eqx.unembedding import Outputs
 
 Metrics = dict[str, Float[Array, ""]]
 
@@ -41,7 +42,7 @@ class Target(Protocol):
         """The weight of each site."""
         ...
 
-    def __call__(self, inputs: Array, linear: Any = ..., /) -> Array:
+    def __call__(self, inputs: Array, linear: Any = ..., /) -> Outputs:
         """The forward pass, with `linear` for each site."""
         ...
 

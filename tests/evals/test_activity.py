@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evals import perfect
-from pd_eqx.evals.activity import Activity, density, histogram, mean_importance
+from pd_eqx.evals.activity import Activity, by_layer, density, histogram, mean_importance
 from pd_eqx.evals.means import values
 from pd_eqx.evals.observation import observe
 
@@ -47,3 +47,8 @@ def test_l0_is_summed_over_the_sites_of_a_group() -> None:
     ]
     assert list(l0["total"].values()) == total  # pyright: ignore[reportAttributeAccessIssue]
     assert total[0] > total[1] > 0
+
+
+def test_layers_are_groups_of_sites() -> None:
+    sites = ["layers.0.attn.q", "layers.0.mlp.up", "layers.11.mlp.up", "head"]
+    assert by_layer(sites) == (("layers.0", "layers.0.*"), ("layers.11", "layers.11.*"))

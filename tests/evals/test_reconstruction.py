@@ -9,7 +9,7 @@ from pd_eqx.components import Components
 from pd_eqx.evals.ablations import CI_MASKED, STOCHASTIC, UNMASKED, Zeroed
 from pd_eqx.evals.hidden_activations import HiddenActivations
 from pd_eqx.evals.observation import Observation, observe
-from pd_eqx.evals.reconstruction import CrossEntropy, Reconstruction, next_token_cross_entropy
+from pd_eqx.evals.reconstruction import LanguageModelling, Reconstruction, next_token_cross_entropy
 from pd_eqx.linear import LinearMap, frozen
 from pd_eqx.losses import KLDivergence, MeanSquaredError
 from pd_eqx.masks import SiteMask
@@ -91,7 +91,7 @@ def lookup() -> Observation:
 
 def test_cross_entropy_under_masks_is_reported_beside_the_targets_own() -> None:
     seen = lookup()
-    metric = CrossEntropy((("half", CI_MASKED), ("none", Zeroed())), KLDivergence())
+    metric = LanguageModelling((("half", CI_MASKED), ("none", Zeroed())), KLDivergence())
     values = jax.tree.map(
         lambda mean: mean.value, metric.measure(seen, KEY), is_leaf=lambda m: hasattr(m, "weight")
     )
@@ -101,13 +101,19 @@ def test_cross_entropy_under_masks_is_reported_beside_the_targets_own() -> None:
     expected = next_token_cross_entropy(0.5 * seen.clean, seen.inputs).value
     assert of["half"] == pytest.approx(float(expected), rel=1e-6)
     assert report["cross_entropy_difference"]["half"] == of["half"] - of["target"]
-    assert report["cross_entropy_unrecovered"]["none"] == pytest.approx(1.0)
+    assert report["cross_entropy_recovered"]["none"] == pytest.approx(0.0)
+    half = KLDivergence()(0.5 * seen.clean, seen.clean)
+    assert report["reconstruction"]["half"] == pytest.approx(float(half), rel=1e-6)
+    zeroed = report["reconstruction"]["zeroed"]
+    assert report["reconstruction_recovered"]["half"] == pytest.approx(1.0 - float(half) / zeroed)
 
 
 def test_a_share_of_nothing_lost_is_left_open() -> None:
-    metric = CrossEntropy((("same", UNMASKED),), KLDivergence())
-    report, _ = metric.report({"target": 1.5, "zeroed": 1.5, "ablated": {"same": 1.5}}, [])
-    assert report["cross_entropy_unrecovered"] == {"same": None}
+    metric = LanguageModelling((("same", UNMASKED),), KLDivergence())
+    nothing = {"distance": 0.0, "cross_entropy": 1.5}
+    report, _ = metric.report({"target": 1.5, "zeroed": nothing, "ablated": {"same": nothing}}, [])
+    assert report["cross_entropy_recovered"] == {"same": None}
+    assert report["reconstruction_recovered"] == {"same": None}
 
 
 def test_hidden_errors_look_inside(seen: Observation) -> None:

@@ -54,7 +54,11 @@ def evaluate(*, full: bool) -> Result:
     )
     components = init_components(KEY, target.sites(), {"fc": 5})
     decomposition = Decomposition(components, init_shared_mlps(KEY, components, [8]))
-    settings = tokens_in_full(next_token=True, n_batches=2) if full else tokens_in_loop(n_batches=2)
+    settings = (
+        tokens_in_full(next_token=True, n_batches=2)
+        if full
+        else tokens_in_loop(next_token=True, n_batches=2)
+    )
     return make_evaluation(settings)(decomposition, target, Uniform(), KEY)
 
 
@@ -74,4 +78,4 @@ def test_the_loop_measures_the_same_numbers(full: Result) -> None:
 
 def test_a_target_that_answers_once_has_no_cross_entropy() -> None:
     names = {type(metric).__name__ for metric in tokens_in_full(next_token=False).batch}
-    assert "CrossEntropy" not in names
+    assert "LanguageModelling" not in names

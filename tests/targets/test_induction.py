@@ -12,6 +12,7 @@ from pd_eqx.sites import Site
 from pd_eqx.targets.induction import InductionTraining
 from pd_eqx.targets.training import BadTargetError, Progress, abstract_target, train_target
 from pd_eqx.targets.transformer import Transformer, init_transformer
+from pd_eqx.unembedding import logits_of
 
 SMALL = InductionTraining(
     vocabulary=16,
@@ -49,7 +50,7 @@ def test_it_reads_what_followed_and_not_where(trained: Trained) -> None:
     """Another token after the first occurrence is what it says after the second."""
     for successor in (3, 11):
         tokens = jnp.array([5, successor, 7, 9, 5])
-        assert jnp.argmax(trained.target(tokens)[-1]) == successor
+        assert jnp.argmax(logits_of(trained.target(tokens))[-1]) == successor
 
 
 def test_sites_are_those_of_attention_in_both_layers() -> None:

@@ -27,6 +27,7 @@ from pd_eqx.targets.transformer import (
     TransformerConfig,
     init_transformer,
 )
+from pd_eqx.unembedding import logits_of
 
 SIMPLE_MLP = TransformerConfig(
     vocabulary=13,
@@ -197,7 +198,7 @@ def value_and_grads(
         masked_by = {
             site: SiteMask(component[site], mask.delta, mask.route) for site, mask in masks.items()
         }
-        logits = target(IDS, wrap(masked(Components(V, U), masked_by)))
+        logits = logits_of(target(IDS, wrap(masked(Components(V, U), masked_by))))
         return jnp.mean(jnp.sin(logits))
 
     trained = (components.V, components.U, {site: mask.component for site, mask in masks.items()})
@@ -243,7 +244,7 @@ def test_capturing_takes_every_site() -> None:
         logits, site_inputs, site_outputs = capture(target, IDS)
         names = [site.name for site in target.sites()]
         assert set(site_inputs) == set(site_outputs) == set(names)
-        return logits, [(site_inputs[name], site_outputs[name]) for name in names]
+        return logits_of(logits), [(site_inputs[name], site_outputs[name]) for name in names]
 
     logits, taken = quick_jit(run)(target)
     np.testing.assert_allclose(logits, forward(target, IDS), rtol=1e-5, atol=1e-5)
@@ -258,7 +259,7 @@ def lowered(depth: int, patterns: dict[str, int], scan: bool = True) -> str:
     masks = site_masks(components, IDS.shape)
 
     def loss(components: Components, target: Transformer, masks: dict[str, SiteMask]) -> Array:
-        return jnp.mean(target(IDS, masked(components, masks)))
+        return jnp.mean(logits_of(target(IDS, masked(components, masks))))
 
     return jax.jit(jax.grad(loss)).lower(components, target, masks).as_text()
 
@@ -287,7 +288,7 @@ def temporary_bytes(rematerialise: bool, length: int) -> tuple[int, int]:
     masks = site_masks(components, ids.shape)
 
     def loss(components: Components, target: Transformer, masks: dict[str, SiteMask]) -> Array:
-        return jnp.mean(target(ids, masked(components, masks)))
+        return jnp.mean(logits_of(target(ids, masked(components, masks))))
 
     compiled = jax.jit(jax.grad(loss)).lower(components, target, masks).compile()
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.layers))

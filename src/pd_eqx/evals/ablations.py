@@ -55,7 +55,7 @@ class Interpolated(Ablation):
         routes = self.routing.passes(key_route, tuple(importances), seen.lead)
 
         def loss(sources: Mapping[str, SiteSource]) -> Array:
-            total = jnp.zeros((), seen.clean.dtype)
+            total = jnp.zeros(())
             for route in routes:
                 outputs = seen.ablated(interpolate(importances, sources, route))
                 total = total + distance(outputs, seen.clean)

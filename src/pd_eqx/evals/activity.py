@@ -6,6 +6,8 @@ not alive in any useful sense; every count here is therefore reported beside the
 
 import dataclasses
 import fnmatch
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -42,6 +44,12 @@ def histogram(importances: Float[Array, "*lead C"], bins: int) -> Float[Array, "
 
     above = jax.lax.map(at_least, jnp.linspace(0.0, 1.0, bins + 1, dtype=importances.dtype)[:-1])
     return above - jnp.append(above[1:], 0.0)
+
+
+def by_layer(sites: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """A group for each layer: `("layers.3", "layers.3.*")`, where names begin with a stack and a number in it."""
+    found = (re.match(r"(\w+\.\d+)\.", site) for site in sites)
+    return tuple((layer, f"{layer}.*") for layer in dict.fromkeys(m[1] for m in found if m))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """One batch as evaluation sees it: the clean forward and the importances, computed once for all metrics."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import equinox as eqx
 import jax
@@ -13,6 +13,7 @@ from pd_eqx.linear import capture, masked, recording
 from pd_eqx.masks import SiteMask
 from pd_eqx.state import Decomposition
 from pd_eqx.step import BatchSource, Target
+from pd_eqx.unembedding import Outputs
 
 
 class Observation(eqx.Module):
@@ -27,7 +28,7 @@ class Observation(eqx.Module):
     target: Target
     components: Components
     inputs: Array
-    clean: Float[Array, "..."]
+    clean: Outputs
     site_inputs: dict[str, Array]
     site_outputs: dict[str, Float[Array, "..."]]
     importances: CausalImportances
@@ -42,18 +43,24 @@ class Observation(eqx.Module):
         """How many positions the batch has."""
         return math.prod(self.lead)
 
-    def ablated(self, masks: Mapping[str, SiteMask]) -> Float[Array, "..."]:
+    def ablated(self, masks: Mapping[str, SiteMask]) -> Outputs:
         """The output with components masked."""
         return self.target(self.inputs, masked(self.components, masks))
 
     def ablated_activations(
-        self, masks: Mapping[str, SiteMask]
+        self, masks: Mapping[str, SiteMask], sites: Collection[str] | None = None
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """What each decomposed site sees, and says before any bias, with components masked."""
+        """What sites see, and say before any bias, with components masked.
+
+        **Arguments:**
+
+        - `sites`: which; the decomposed ones if left out.
+        """
         site_inputs: dict[str, Array] = {}
         site_outputs: dict[str, Array] = {}
+        sites = self.components.V if sites is None else sites
         linear = masked(self.components, masks)
-        self.target(self.inputs, recording(linear, site_inputs, site_outputs, self.components.V))
+        self.target(self.inputs, recording(linear, site_inputs, site_outputs, sites))
         return site_inputs, site_outputs
 
 

@@ -13,6 +13,7 @@ from pd_eqx.evals.means import Mean, combine, mean_of
 from pd_eqx.evals.metric import Arrays, BatchMetric, Report
 from pd_eqx.evals.observation import Observation
 from pd_eqx.losses import Distance, MeanSquaredError
+from pd_eqx.unembedding import Head, Outputs, Unembedding, mean_by_position
 
 
 def over_passes(
@@ -21,7 +22,7 @@ def over_passes(
     ablation: Ablation,
     distance: Distance,
     samples: int,
-    measure: Callable[[Float[Array, "..."]], Any],
+    measure: Callable[[Outputs], Any],
 ) -> Any:
     """A tree of means of `measure(masked output)`, over all passes of an ablation and all draws of it."""
     means: Any = None
@@ -52,7 +53,7 @@ class Reconstruction(BatchMetric):
         """The mean of each distance, by section."""
         distances = {"reconstruction": self.distance, **dict(self.also)}
 
-        def apart(outputs: Float[Array, "..."]) -> dict[str, Mean]:
+        def apart(outputs: Outputs) -> dict[str, Mean]:
             return {
                 section: mean_of(distance(outputs, seen.clean), seen.positions)
                 for section, distance in distances.items()
@@ -66,21 +67,46 @@ class Reconstruction(BatchMetric):
 
 
 def next_token_cross_entropy(
-    logits: Float[Array, "*batch sequence vocabulary"], tokens: Int[Array, "*batch sequence"]
+    outputs: Outputs, tokens: Int[Array, "*batch sequence"], at_once: int = 1 << 24
 ) -> Mean:
-    """The mean of `−log softmax(logits[t])[tokens[t + 1]]` in nats, at least in float32; the last position predicts nothing."""
+    """The mean of `−log softmax(logits[t])[tokens[t + 1]]` in nats, at least in float32; the last position predicts nothing.
+
+    **Arguments:**
+
+    - `outputs`: logits `[*batch, sequence, vocabulary]`, or hidden states with their head.
+    - `at_once`: see `pd_eqx.unembedding.mean_by_position`.
+    """
+    following = tokens[..., 1:]
+    if isinstance(outputs, Unembedding):
+        before = Unembedding(outputs.hidden[..., :-1, :], outputs.head)
+        mean = mean_by_position(_surprise_apart, before, following, None, at_once)
+    else:
+        mean = jnp.mean(_surprise(outputs[..., :-1, :], following))
+    return mean_of(mean, following.size)
+
+
+def _surprise(
+    logits: Float[Array, "*lead vocabulary"], tokens: Int[Array, "*lead"]
+) -> Float[Array, "*lead"]:
     dtype = jnp.promote_types(logits.dtype, jnp.float32)
-    log_p = jax.nn.log_softmax(logits[..., :-1, :].astype(dtype), axis=-1)
-    chosen = jnp.take_along_axis(log_p, tokens[..., 1:, None], axis=-1)
-    return mean_of(-jnp.mean(chosen), chosen.size)
+    log_p = jax.nn.log_softmax(logits.astype(dtype), axis=-1)
+    return -jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]
+
+
+def _surprise_apart(hidden: Array, tokens: Array, fixed: tuple[Head, None]) -> Array:
+    head, _ = fixed
+    return _surprise(head(hidden), tokens)
 
 
 @dataclasses.dataclass(frozen=True)
-class CrossEntropy(BatchMetric):
-    """What masking costs a language model in next-token cross-entropy; its inputs are the tokens.
+class LanguageModelling(BatchMetric):
+    """What masking costs a language model: the distance from its own outputs, and its next-token cross-entropy.
 
-    - `ablations`: by name. All-zero masks are always measured beside them.
-    - `distance`: what an adversary among them climbs.
+    One masked forward serves both. All-zero masks are always measured beside the ablations, because costs are also
+    told as shares of what those cost. The inputs are the tokens.
+
+    - `ablations`: by name. Each draws by its place, so one that is added at the end changes no other's numbers.
+    - `distance`: what is reported as `reconstruction`, and what an adversary among them climbs.
 
     Source: golden numbers `11_metrics`, `cekl`.
     """
@@ -90,10 +116,13 @@ class CrossEntropy(BatchMetric):
     samples: int = 1
 
     def measure(self, seen: Observation, key: PRNGKeyArray) -> dict[str, Any]:
-        """The cross-entropy of the target, of all-zero masks, and of each ablation."""
+        """The cross-entropy of the target, and both costs of all-zero masks and of each ablation."""
 
-        def of(outputs: Float[Array, "..."]) -> Mean:
-            return next_token_cross_entropy(outputs, seen.inputs)
+        def costs(outputs: Outputs) -> dict[str, Mean]:
+            return {
+                "distance": mean_of(self.distance(outputs, seen.clean), seen.positions),
+                "cross_entropy": next_token_cross_entropy(outputs, seen.inputs),
+            }
 
         ablated = {
             name: over_passes(
@@ -102,23 +131,42 @@ class CrossEntropy(BatchMetric):
                 ablation,
                 self.distance,
                 self.samples,
-                of,
+                costs,
             )
             for index, (name, ablation) in enumerate(self.ablations)
         }
-        zeroed = over_passes(seen, key, Zeroed(), self.distance, 1, of)
-        return {"target": of(seen.clean), "zeroed": zeroed, "ablated": ablated}
+        return {
+            "target": next_token_cross_entropy(seen.clean, seen.inputs),
+            "zeroed": over_passes(seen, key, Zeroed(), self.distance, 1, costs),
+            "ablated": ablated,
+        }
 
     def report(self, values: Any, sites: list[str]) -> tuple[Report, Arrays]:
-        """Cross-entropies; differences from the target's; and these as shares of what all-zero masks cost."""
-        target, zeroed = float(values["target"]), float(values["zeroed"])
-        ablated = {name: float(value) for name, value in values["ablated"].items()}
-        lost = zeroed - target
+        """Distances and cross-entropies, differences of these from the target's, and the shares recovered.
+
+        A share is 1 where masks cost nothing, 0 where they cost as much as all-zero ones, and None where
+        those cost nothing.
+        """
+        of = {**values["ablated"], "zeroed": values["zeroed"]}
+        distances = {name: float(value["distance"]) for name, value in of.items()}
+        entropies = {name: float(value["cross_entropy"]) for name, value in of.items()}
+        target = float(values["target"])
+        added = {name: entropy - target for name, entropy in entropies.items()}
         report = {
-            "cross_entropy": {"target": target, "zeroed": zeroed, **ablated},
-            "cross_entropy_difference": {name: ce - target for name, ce in ablated.items()},
-            "cross_entropy_unrecovered": {
-                name: (ce - target) / lost if lost else None for name, ce in ablated.items()
-            },
+            "reconstruction": distances,
+            "reconstruction_recovered": _recovered(distances),
+            "cross_entropy": {"target": target, **entropies},
+            "cross_entropy_difference": added,
+            "cross_entropy_recovered": _recovered(added),
         }
         return report, {}
+
+
+def _recovered(costs: dict[str, float]) -> dict[str, float | None]:
+    """What each keeps of the difference between all-zero masks and none."""
+    worst = costs["zeroed"]
+    return {
+        name: 1.0 - cost / worst if worst else None
+        for name, cost in costs.items()
+        if name != "zeroed"
+    }

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from pd_eqx.linear import LinearMap, frozen
 from pd_eqx.sites import Site
+from pd_eqx.unembedding import Outputs
 
 
 class Target(eqx.Module):
@@ -25,5 +26,8 @@ class Target(eqx.Module):
         """The weight `[d_in, d_out]` of each site."""
 
     @abc.abstractmethod
-    def __call__(self, inputs: Array, linear: LinearMap = frozen) -> Float[Array, "..."]:
-        """The forward pass: calls `linear(site, x, weight)` once for each site and adds biases itself."""
+    def __call__(self, inputs: Array, linear: LinearMap = frozen) -> Outputs:
+        """The forward pass: calls `linear(site, x, weight)` once for each site and adds biases itself.
+
+        **Returns:** an array, or an `Unembedding` where logits over a large vocabulary are better never whole.
+        """

@@ -25,6 +25,7 @@ from pd_eqx.targets.transformer import (
     TransformerConfig,
     init_transformer,
 )
+from pd_eqx.unembedding import logits_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ class InductionTraining(Training[Transformer]):
     ) -> Float[Array, ""]:
         """See `Training.loss`: the cross-entropy of every next token, in nats."""
         tokens = self.batches(key, step)
-        log_p = jax.nn.log_softmax(trained(tokens)[:, :-1])
+        log_p = jax.nn.log_softmax(logits_of(trained(tokens))[:, :-1])
         return -jnp.mean(jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=-1))
 
     def problems(self, target: Transformer, fixed: tuple[()], key: PRNGKeyArray) -> list[str]:
@@ -129,6 +130,6 @@ class InductionTraining(Training[Transformer]):
     def accuracy(self, target: Transformer, key: PRNGKeyArray) -> Float[Array, ""]:
         """The share of repeated tokens, of one batch, whose successor is the target's first choice."""
         tokens, repeated = self.batches.with_repeats(key)
-        right = jnp.argmax(target(tokens)[:, :-1], axis=-1) == tokens[:, 1:]
+        right = jnp.argmax(logits_of(target(tokens))[:, :-1], axis=-1) == tokens[:, 1:]
         asked = repeated[:, :-1]
         return jnp.sum(right & asked) / jnp.sum(asked)

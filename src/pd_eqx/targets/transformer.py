@@ -25,6 +25,7 @@ from pd_eqx.sites import Site
 from pd_eqx.targets.base import Target
 from pd_eqx.targets.rotary import Rotary
 from pd_eqx.targets.stacked import run_layers
+from pd_eqx.unembedding import Head, Unembedding
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
@@ -307,6 +308,8 @@ class Transformer(Target):
     - `layers`: see `Layers`; `norm`: the last one; `head`: `[width, vocabulary]`, or None where it is tied.
     - `dtype`: of the arithmetic; None for the embedding's own, so that casting the weights casts all.
     - `scan`, `rematerialise`: see `run_layers`.
+    - `lazy_logits`: whether the forward returns an `Unembedding`, from which a KL divergence computes a part of the
+      logits at a time; otherwise it returns logits.
     """
 
     embedding: Float[Array, "vocabulary width"]
@@ -318,6 +321,7 @@ class Transformer(Target):
     dtype: str | None = eqx.field(static=True, default=None)
     scan: bool = eqx.field(static=True, default=True)
     rematerialise: bool = eqx.field(static=True, default=False)
+    lazy_logits: bool = eqx.field(static=True, default=False)
 
     def site_names(self) -> list[dict[str, str]]:
         """For each layer, the site's name by kind of matrix."""
@@ -343,12 +347,13 @@ class Transformer(Target):
 
     def __call__(
         self, inputs: Int[Array, "*lead T"], linear: LinearMap = frozen
-    ) -> Float[Array, "*lead T vocabulary"]:
+    ) -> Float[Array, "*lead T vocabulary"] | Unembedding:
         """See `Target.__call__`: logits of the token after each position, which sees itself and those before it.
 
         **Errors:** `ValueError` for more tokens than there are learned positions.
         """
-        return self.unembed(self.hidden(inputs, linear))
+        hidden = self.hidden(inputs, linear)
+        return Unembedding(hidden, self._head) if self.lazy_logits else self.unembed(hidden)
 
     def hidden(
         self, inputs: Int[Array, "*lead T"], linear: LinearMap = frozen
@@ -358,9 +363,8 @@ class Transformer(Target):
         return self._normalise(self.norm, x)
 
     def unembed(self, hidden: Float[Array, "*lead width"]) -> Float[Array, "*lead vocabulary"]:
-        """The logits of `hidden`."""
-        head = self.embedding.T if self.head is None else self.head
-        return (hidden @ head).astype(hidden.dtype)
+        """The logits of `hidden`, in its dtype."""
+        return self._head(hidden).astype(hidden.dtype)
 
     def residual_stream(
         self, inputs: Int[Array, "*lead T"], linear: LinearMap = frozen
@@ -383,6 +387,11 @@ class Transformer(Target):
             x = x + self.positions[:length]
         return x.astype(self._arithmetic)
 
+    def attention_sites(self) -> list[tuple[str, ...]]:
+        """For each layer, the sites whose outputs `attention_pattern` reads."""
+        kinds = self.config.qkv.matrices(self.config)
+        return [tuple(names[kind] for kind in kinds) for names in self.site_names()]
+
     def attention_pattern(
         self, layer: int, site_outputs: Mapping[str, Float[Array, "..."]]
     ) -> Float[Array, "*lead heads T T"]:
@@ -404,6 +413,10 @@ class Transformer(Target):
         }
         q, k, _ = self._queries_keys_values(weights, outputs)
         return self._probabilities(q, k)
+
+    @property
+    def _head(self) -> Head:
+        return Head(self.embedding, transposed=True) if self.head is None else Head(self.head)
 
     @property
     def _arithmetic(self) -> jax.typing.DTypeLike:

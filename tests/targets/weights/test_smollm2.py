@@ -15,6 +15,7 @@ from pd_eqx.targets.transformer import Transformer
 from pd_eqx.targets.weights.gguf import GGUFFile, load_gguf
 from pd_eqx.targets.weights.smollm2 import fetch_smollm2
 from pd_eqx.targets.weights.source import WeightsError
+from pd_eqx.unembedding import logits_of
 
 pytestmark = pytest.mark.slow
 GOLDEN = Path(__file__).parents[2] / "golden" / "hf" / "smollm2_135m"
@@ -77,7 +78,7 @@ def test_a_passage_has_the_known_loss(target: Transformer, numbers: dict[str, np
 
     @jax.jit
     def nll(target: Transformer) -> jax.Array:
-        log_probabilities = jax.nn.log_softmax(target(ids)[:, :-1])
+        log_probabilities = jax.nn.log_softmax(logits_of(target(ids))[:, :-1])
         return -jnp.take_along_axis(log_probabilities, ids[:, 1:, None], axis=-1)[0, :, 0]
 
     found = np.asarray(nll(target))

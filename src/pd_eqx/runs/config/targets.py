@@ -111,7 +111,8 @@ class FeatureTarget(TrainedTarget, abc.ABC):
         from pd_eqx.adversary import ProjectedGradient
         from pd_eqx.evals.toys import toy_in_full, toy_in_loop
 
-        expected, activity = self.expected(counts), _activity(settings, in_full=in_full)
+        expected = self.expected(counts)
+        activity = _activity(settings, counts, in_full=in_full)
         if not in_full:
             return toy_in_loop(
                 self.n_features, expected, n_batches=settings.batches, activity=activity
@@ -140,9 +141,11 @@ class TokenTarget(TrainedTarget, abc.ABC):
         from pd_eqx.adversary import ProjectedGradient
         from pd_eqx.evals.tokens import tokens_in_full, tokens_in_loop
 
-        activity = _activity(settings, in_full=in_full)
+        activity = _activity(settings, counts, in_full=in_full)
         if not in_full:
-            return tokens_in_loop(n_batches=settings.batches, activity=activity)
+            return tokens_in_loop(
+                next_token=self.next_token, n_batches=settings.batches, activity=activity
+            )
         return tokens_in_full(
             next_token=self.next_token,
             n_batches=settings.batches,
@@ -151,12 +154,13 @@ class TokenTarget(TrainedTarget, abc.ABC):
         )
 
 
-def _activity(settings: "EvaluationConfig", *, in_full: bool) -> "Activity":
-    from pd_eqx.evals.activity import Activity
+def _activity(settings: "EvaluationConfig", counts: dict[str, int], *, in_full: bool) -> "Activity":
+    from pd_eqx.evals.activity import Activity, by_layer
 
     return Activity(
         alive_importance=settings.alive_importance,
         alive_share=settings.alive_share,
+        groups=by_layer(counts),
         bins=20 if in_full else 0,
     )
 
