@@ -17,6 +17,7 @@ from pd_eqx.evals.ablations import (
 from pd_eqx.evals.observation import Observation, decomposed_sites, observe
 from pd_eqx.losses import MeanSquaredError
 from pd_eqx.masks import ConstantSource, OneSiteAtATime, SiteMask
+from pd_eqx.unembedding import logits_of
 
 KEY = jax.random.key(3)
 SQUARED = MeanSquaredError()
@@ -35,7 +36,7 @@ def seen() -> Observation:
 def test_an_observation_knows_the_clean_forward_and_its_positions(seen: Observation) -> None:
     assert seen.lead == (64,)
     assert seen.positions == 64
-    assert seen.clean.tobytes() == perfect.target()(perfect.features()).tobytes()
+    assert logits_of(seen.clean).tobytes() == perfect.target()(perfect.features()).tobytes()
     assert decomposed_sites(perfect.decomposition(), perfect.target()) == ["linear1", "linear2"]
 
 
@@ -50,7 +51,7 @@ def test_unmasked_is_the_sum_of_components(seen: Observation) -> None:
     (masks,) = UNMASKED.passes(seen, KEY, SQUARED)
     weight = 0.8 * perfect.pentagon()
     expected = jax.nn.relu(perfect.features() @ weight @ weight.T - 0.1)
-    assert jnp.allclose(seen.ablated(masks), expected, atol=1e-6)
+    assert jnp.allclose(logits_of(seen.ablated(masks)), expected, atol=1e-6)
 
 
 def test_rounding_keeps_what_is_above_the_threshold_strictly(seen: Observation) -> None:
@@ -65,9 +66,8 @@ def test_rounding_keeps_what_is_above_the_threshold_strictly(seen: Observation) 
 def test_zeroed_leaves_the_biases_alone(seen: Observation) -> None:
     (masks,) = Zeroed().passes(seen, KEY, SQUARED)
     target = perfect.target()
-    assert jnp.array_equal(
-        seen.ablated(masks), jnp.broadcast_to(jax.nn.relu(target.bias), seen.clean.shape)
-    )
+    outputs = logits_of(seen.ablated(masks))
+    assert jnp.array_equal(outputs, jnp.broadcast_to(jax.nn.relu(target.bias), outputs.shape))
 
 
 def test_random_masks_do_not_look_at_importances(seen: Observation) -> None:

@@ -15,6 +15,7 @@ from pd_eqx.losses import KLDivergence, MeanSquaredError
 from pd_eqx.masks import SiteMask
 from pd_eqx.sites import Site
 from pd_eqx.targets.base import Target
+from pd_eqx.unembedding import logits_of
 
 KEY = jax.random.key(0)
 
@@ -41,9 +42,10 @@ def test_further_distances_are_of_the_same_outputs(seen: Observation) -> None:
     metric = Reconstruction("zeroed", Zeroed(), also=(("kl", KLDivergence()),))
     measured = metric.measure(seen, KEY)
     report, _ = metric.report({name: m.value for name, m in measured.items()}, [])
-    outputs = jnp.broadcast_to(jax.nn.relu(perfect.target().bias), seen.clean.shape)
-    assert report["reconstruction"]["zeroed"] == pytest.approx(float(jnp.mean(seen.clean**2)))
-    assert report["kl"]["zeroed"] == pytest.approx(float(KLDivergence()(outputs, seen.clean)))
+    clean = logits_of(seen.clean)
+    outputs = jnp.broadcast_to(jax.nn.relu(perfect.target().bias), clean.shape)
+    assert report["reconstruction"]["zeroed"] == pytest.approx(float(jnp.mean(clean**2)))
+    assert report["kl"]["zeroed"] == pytest.approx(float(KLDivergence()(outputs, clean)))
 
 
 def test_cross_entropy_predicts_the_next_token_and_nothing_after_the_last() -> None:
@@ -91,6 +93,7 @@ def lookup() -> Observation:
 
 def test_cross_entropy_under_masks_is_reported_beside_the_targets_own() -> None:
     seen = lookup()
+    clean = logits_of(seen.clean)
     metric = LanguageModelling((("half", CI_MASKED), ("none", Zeroed())), KLDivergence())
     values = jax.tree.map(
         lambda mean: mean.value, metric.measure(seen, KEY), is_leaf=lambda m: hasattr(m, "weight")
@@ -98,11 +101,11 @@ def test_cross_entropy_under_masks_is_reported_beside_the_targets_own() -> None:
     report, _ = metric.report(values, ["table"])
     of = report["cross_entropy"]
     assert of["none"] == of["zeroed"] == pytest.approx(np.log(3.0), rel=1e-6)
-    expected = next_token_cross_entropy(0.5 * seen.clean, seen.inputs).value
+    expected = next_token_cross_entropy(0.5 * clean, seen.inputs).value
     assert of["half"] == pytest.approx(float(expected), rel=1e-6)
     assert report["cross_entropy_difference"]["half"] == of["half"] - of["target"]
     assert report["cross_entropy_recovered"]["none"] == pytest.approx(0.0)
-    half = KLDivergence()(0.5 * seen.clean, seen.clean)
+    half = KLDivergence()(0.5 * clean, clean)
     assert report["reconstruction"]["half"] == pytest.approx(float(half), rel=1e-6)
     zeroed = report["reconstruction"]["zeroed"]
     assert report["reconstruction_recovered"]["half"] == pytest.approx(1.0 - float(half) / zeroed)

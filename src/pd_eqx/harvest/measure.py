@@ -12,6 +12,7 @@ from pd_eqx.evals.observation import observe
 from pd_eqx.harvest.settings import PROBABILITY_PARTS
 from pd_eqx.state import Decomposition
 from pd_eqx.step import Target
+from pd_eqx.unembedding import logits_of
 
 
 class Measured(NamedTuple):
@@ -71,7 +72,7 @@ def measure(
 
     predicted = probability = None
     if jnp.issubdtype(inputs.dtype, jnp.integer):
-        logits = seen.clean
+        logits = logits_of(seen.clean)
         if (
             logits.shape[:-1] != lead
         ):  # one answer for a whole sequence counts at each of its positions

@@ -23,6 +23,7 @@ from pd_eqx.masks import SiteMask
 from pd_eqx.sites import UnknownSiteError
 from pd_eqx.state import Decomposition
 from pd_eqx.targets.base import Target
+from pd_eqx.unembedding import logits_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Opened(abc.ABC):
 
 @jax.jit
 def _output(target: Target, inputs: Array) -> Array:
-    return target(inputs)
+    return logits_of(target(inputs))
 
 
 @jax.jit
@@ -134,4 +135,4 @@ def _activations(target: Target, decomposition: Decomposition, inputs: Array) ->
 def _masked_output(
     target: Target, decomposition: Decomposition, inputs: Array, masks: dict[str, SiteMask]
 ) -> Array:
-    return target(inputs, masked(decomposition.components, masks))
+    return logits_of(target(inputs, masked(decomposition.components, masks)))
