@@ -12,6 +12,15 @@ import yaml
 
 from pd_eqx import adversary, masks, objective
 from pd_eqx.ci.base import CIFunction
+from pd_eqx.ci.squashing import (
+    PUBLISHED,
+    Hard,
+    LeakyHard,
+    Logistic,
+    Squashing,
+    SwishHard,
+    UnpairedLeakyHard,
+)
 from pd_eqx.components import init_components
 from pd_eqx.losses import Anneal, Frequency, KLDivergence, MeanSquaredError
 from pd_eqx.optimizers import AdamW, Muon, Optimizer
@@ -286,6 +295,17 @@ def test_every_kind_of_term_builds_what_it_is_called() -> None:
     )
 
 
+def build_ci_fn(ci_fn: str) -> CIFunction:
+    config = small_config(f"ci_fn={ci_fn}")
+    key = jax.random.key(0)
+
+    def build() -> CIFunction:
+        components = init_components(key, (Site("a", 2, 3), Site("b", 3, 2)), {"a": 4, "b": 5})
+        return config.ci_fn.build(key, components)
+
+    return eqx.filter_eval_shape(build)
+
+
 @pytest.mark.parametrize(
     ("ci_fn", "found"),
     [
@@ -302,14 +322,38 @@ def test_every_kind_of_term_builds_what_it_is_called() -> None:
     ],
 )
 def test_every_kind_of_ci_fn_builds(ci_fn: str, found: str) -> None:
-    config = small_config(f"ci_fn={ci_fn}")
-    key = jax.random.key(0)
+    built = build_ci_fn(ci_fn)
+    assert type(built).__name__ == found
+    assert built.squashing == PUBLISHED
 
-    def build() -> CIFunction:
-        components = init_components(key, (Site("a", 2, 3), Site("b", 3, 2)), {"a": 4, "b": 5})
-        return config.ci_fn.build(key, components)
 
-    assert type(eqx.filter_eval_shape(build)).__name__ == found
+@pytest.mark.parametrize(
+    ("squashing", "built"),
+    [
+        ("{kind: leaky_hard, leak: 0.02}", LeakyHard(0.02)),
+        ("{kind: unpaired_leaky_hard, leak: 0.03}", UnpairedLeakyHard(0.03)),
+        ("{kind: hard}", Hard()),
+        ("{kind: logistic}", Logistic()),
+        ("{kind: swish_hard, beta: 4}", SwishHard(4.0)),
+    ],
+)
+def test_every_kind_of_squashing_builds(squashing: str, built: Squashing) -> None:
+    assert small_config(f"ci_fn.squashing={squashing}").ci_fn.squashing.build() == built
+
+
+@pytest.mark.parametrize(
+    "ci_fn",
+    [
+        "{kind: component_mlp, hidden: [3], squashing: {kind: hard}}",
+        "{kind: vector_mlp, hidden: [3], squashing: {kind: hard}}",
+        "{kind: shared_mlp, hidden: [3], squashing: {kind: hard}}",
+        "{kind: global_mlp, hidden: [3], squashing: {kind: hard}}",
+        "{kind: transformer, d_model: 4, n_blocks: 1, n_heads: 2, hidden: [3], squashing: {kind: hard}}",
+        "{kind: reverse, blocks: [[b], [a]], d_model: 4, squashing: {kind: hard}}",
+    ],
+)
+def test_every_kind_of_ci_fn_takes_a_squashing(ci_fn: str) -> None:
+    assert build_ci_fn(ci_fn).squashing == Hard()
 
 
 @pytest.mark.parametrize(

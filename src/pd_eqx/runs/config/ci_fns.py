@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from pd_eqx.runs.config.base import Count, CountOrNone, Node, Positive
+from pd_eqx.runs.config.squashings import PUBLISHED, AnySquashing
 
 if TYPE_CHECKING:
     from pd_eqx.ci.base import CIFunction
@@ -18,12 +19,13 @@ class ComponentMLPConfig(Node):
 
     kind: Literal["component_mlp"]
     hidden: Widths
+    squashing: AnySquashing = PUBLISHED
 
     def build(self, key: Any, components: "Components") -> "CIFunction":
         """A fresh causal-importance function for the given components."""
         from pd_eqx.ci.mlp import init_component_mlps
 
-        return init_component_mlps(key, components, self.hidden)
+        return init_component_mlps(key, components, self.hidden, self.squashing.build())
 
 
 class VectorMLPConfig(Node):
@@ -31,12 +33,13 @@ class VectorMLPConfig(Node):
 
     kind: Literal["vector_mlp"]
     hidden: Widths
+    squashing: AnySquashing = PUBLISHED
 
     def build(self, key: Any, components: "Components") -> "CIFunction":
         """A fresh causal-importance function for the given components."""
         from pd_eqx.ci.mlp import init_vector_mlps
 
-        return init_vector_mlps(key, components, self.hidden)
+        return init_vector_mlps(key, components, self.hidden, self.squashing.build())
 
 
 class SharedMLPConfig(Node):
@@ -44,12 +47,13 @@ class SharedMLPConfig(Node):
 
     kind: Literal["shared_mlp"]
     hidden: Widths
+    squashing: AnySquashing = PUBLISHED
 
     def build(self, key: Any, components: "Components") -> "CIFunction":
         """A fresh causal-importance function for the given components."""
         from pd_eqx.ci.mlp import init_shared_mlps
 
-        return init_shared_mlps(key, components, self.hidden)
+        return init_shared_mlps(key, components, self.hidden, self.squashing.build())
 
 
 class GlobalMLPConfig(Node):
@@ -57,12 +61,13 @@ class GlobalMLPConfig(Node):
 
     kind: Literal["global_mlp"]
     hidden: Widths
+    squashing: AnySquashing = PUBLISHED
 
     def build(self, key: Any, components: "Components") -> "CIFunction":
         """A fresh causal-importance function for the given components."""
         from pd_eqx.ci.mlp import init_global_mlp
 
-        return init_global_mlp(key, components, self.hidden)
+        return init_global_mlp(key, components, self.hidden, self.squashing.build())
 
 
 class TransformerConfig(Node):
@@ -75,14 +80,14 @@ class TransformerConfig(Node):
     hidden: Widths
     rotary_base: Positive = 10_000.0
     chunks: Annotated[list[list[str]], Field(min_length=1)] | None = None
+    squashing: AnySquashing = PUBLISHED
 
     def build(self, key: Any, components: "Components") -> "CIFunction":
         """A fresh causal-importance function for the given components."""
         from pd_eqx.ci.transformer import init_transformers
 
-        return init_transformers(
-            key, components, **self.model_dump(exclude={"kind"}, exclude_none=True)
-        )
+        settings = self.model_dump(exclude={"kind", "squashing"}, exclude_none=True)
+        return init_transformers(key, components, **settings, squashing=self.squashing.build())
 
 
 class ReverseConfig(Node):
@@ -95,13 +100,15 @@ class ReverseConfig(Node):
     passage_hidden: list[Count] = Field(default_factory=list[int])
     n_heads: CountOrNone = 0
     rotary_base: Positive = 10_000.0
+    squashing: AnySquashing = PUBLISHED
 
     def build(self, key: Any, components: "Components") -> "CIFunction":
         """A fresh causal-importance function for the given components."""
         from pd_eqx.ci.reverse import init_reverse
 
-        settings = self.model_dump(exclude={"kind", "blocks"})
-        return init_reverse(key, components, self.blocks, **settings)
+        settings = self.model_dump(exclude={"kind", "blocks", "squashing"})
+        squashing = self.squashing.build()
+        return init_reverse(key, components, self.blocks, **settings, squashing=squashing)
 
 
 AnyCIFunction = Annotated[
