@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pd_eqx.linear import LinearMap, capture, frozen, masked
     from pd_eqx.objective import Objective
     from pd_eqx.optimizers import AdamW, Optimizers
+    from pd_eqx.runs.export import load_export
     from pd_eqx.runs.inherit import init_from_parent
     from pd_eqx.runs.open import open_run
     from pd_eqx.sites import Site, select_sites
@@ -34,6 +35,7 @@ __all__ = [
     "init_components",
     "init_from_parent",
     "init_state",
+    "load_export",
     "make_train_step",
     "masked",
     "open_run",
@@ -57,6 +59,7 @@ _HOMES = {
     "init_components": "components",
     "init_from_parent": "runs.inherit",
     "init_state": "step",
+    "load_export": "runs.export",
     "make_train_step": "step",
     "masked": "linear",
     "open_run": "runs.open",

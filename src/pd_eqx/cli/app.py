@@ -7,6 +7,7 @@ import typer
 
 from pd_eqx.cli.checkpoints import diff, inspect, migrate, strip, verify
 from pd_eqx.cli.evaluate import evaluate
+from pd_eqx.cli.export import export
 from pd_eqx.cli.harvest import harvest, merge_harvests
 from pd_eqx.cli.train import train
 
@@ -30,6 +31,7 @@ def run() -> None:
         migrate,
         harvest,
         merge_harvests,
+        export,
     ):
         app.command()(command)
     app()
