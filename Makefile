@@ -11,11 +11,12 @@ BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all fuzz lint clean
+.PHONY: help venv demo test test-browser test-all fuzz lint clean
 
 help:
 	@echo "make demo       decompose the TMS 5-2 toy into runs/tms_5-2"
 	@echo "make test       the tests, without the slow ones"
+	@echo "make test-browser  the report in headless Chromium (apt-get install chromium chromium-driver)"
 	@echo "make test-all   every test"
 	@echo "make fuzz       the property tests, with thousands of examples"
 	@echo "make lint       ruff and basedpyright"
@@ -28,7 +29,10 @@ demo: venv
 	@$(BIN)/pd-eqx train examples/tms_5-2.yaml --run-dir runs/tms_5-2
 
 test: venv
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not browser" $(PYTEST_ARGS)
+
+test-browser: venv
+	$(BIN)/python -m pytest -n 0 -m browser $(PYTEST_ARGS) tests/report
 
 test-all: venv
 	$(PYTEST) $(PYTEST_ARGS)

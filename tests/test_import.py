@@ -8,7 +8,7 @@ import time
 EXTRAS = frozenset(
     {
         "pydantic", "yaml", "typer", "rich", "matplotlib", "scipy", "safetensors",
-        "tokenizers", "gguf", "huggingface_hub", "grain", "pyarrow", "openai",
+        "tokenizers", "gguf", "huggingface_hub", "grain", "pyarrow", "jinja2", "markupsafe", "openai",
     }
 )  # fmt: skip
 

@@ -21,6 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__"),
     ("__init__",),
+    ("report",),
     ("runs",),
     ("harvest",),
     ("checkpoint", "evals", "data", "targets"),
@@ -42,7 +43,7 @@ STORAGE_ROOMS = frozenset({"checkpoint"})
 EXTRAS = frozenset(
     {
         "pydantic", "yaml", "typer", "rich", "matplotlib", "scipy", "safetensors",
-        "tokenizers", "gguf", "huggingface_hub", "grain", "pyarrow", "openai",
+        "tokenizers", "gguf", "huggingface_hub", "grain", "pyarrow", "jinja2", "markupsafe", "openai",
     }
 )  # fmt: skip
 

@@ -112,7 +112,7 @@ def test_a_finished_run_is_told_as_a_table(uninterrupted: Path) -> None:
     where = rf"^saved +{uninterrupted}/checkpoints/120 \(decomposition \d+ KiB, training \d+ KiB\)$"
     assert re.search(where, stdout, re.MULTILINE)
     assert re.search(r"^figures +\S+/figures: .*importances\.png", stdout, re.MULTILINE)
-    assert re.search(r"^next +pd-eqx evaluate", stdout, re.MULTILINE)
+    assert re.search(r"^next +pd-eqx report", stdout, re.MULTILINE)
     assert re.search(
         r"^step 120/120  [\d.]+ steps/s  00:00:00 left  importance_", stdout, re.MULTILINE
     )

@@ -9,6 +9,7 @@ from pd_eqx.cli.checkpoints import diff, inspect, migrate, strip, verify
 from pd_eqx.cli.evaluate import evaluate
 from pd_eqx.cli.export import export
 from pd_eqx.cli.harvest import harvest, merge_harvests
+from pd_eqx.cli.report import report
 from pd_eqx.cli.train import train
 
 
@@ -24,6 +25,7 @@ def run() -> None:
     for command in (
         train,
         evaluate,
+        report,
         inspect,
         verify,
         diff,

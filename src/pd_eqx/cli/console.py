@@ -98,7 +98,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path) -
         ("saved", f"{checkpoint} ({items})"),
         *_figures(run_dir),
         ("summary", str(run_dir / "summary.json")),
-        ("next", f"pd-eqx evaluate {run_dir}"),
+        ("next", f"pd-eqx report {run_dir}"),
     ]
     _print_lines(console, lines)
 

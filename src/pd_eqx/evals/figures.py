@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from pd_eqx.evals.evaluation import Result
 from pd_eqx.evals.observation import decomposed_sites
+from pd_eqx.evals.panels import PANELS
 from pd_eqx.state import Decomposition
 from pd_eqx.step import Target
 
@@ -238,18 +239,6 @@ def per_component(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
-
-# Panels of `curves`: a title, the kind of metric it shows (what its name begins with), and what its axis is.
-PANELS: tuple[tuple[str, str, str], ...] = (
-    ("Losses", "loss/", "unweighted loss"),
-    ("Reconstruction", "eval/reconstruction/", "distance from the clean output"),
-    ("Faithfulness", "eval/faithfulness_relative/", "unexplained share of the weights"),
-    ("L0", "eval/l0/", "active components a position"),
-    ("Alive components", "eval/alive/", "components"),
-    ("Identity error", "eval/identity_ci_error/", "entries on the wrong side"),
-    ("Gradient norms", "grad_norm/", "norm before clipping"),
-    ("Learning rates", "lr/", "learning rate"),
-)
 
 # Series that lie on one another still show, each in a dash of its own.
 STYLES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))

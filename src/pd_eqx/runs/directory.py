@@ -7,6 +7,7 @@
     metrics.jsonl      one record a logged step
     figures/           pictures
     summary.json       the result; its presence means that the run is finished
+    report.html        all of it for a reader
 
 A kill at any instant leaves each of these whole or absent: every file is written under another name, made durable
 and then renamed. A directory without one whole checkpoint has nothing to lose, and counts as fresh.
@@ -68,6 +69,11 @@ class RunDirectory:
     def summary(self) -> Path:
         """The result."""
         return self.root / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """All of it for a reader."""
+        return self.root / "report.html"
 
     def prepare(self) -> None:
         """Makes the directory, or takes it as it is.

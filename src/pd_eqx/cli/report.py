@@ -1,0 +1,43 @@
+"""`pd-eqx report`: a run as one HTML file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pd_eqx.cli.mistakes import CORRECTABLE, told_plainly
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    step: Annotated[
+        int | None, typer.Option(help="Which checkpoint; the latest by default.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; RUN/report.html by default.")
+    ] = None,
+) -> None:
+    """Write a run as one HTML file: numbers, curves, sites, and a page for each component.
+
+    The file needs no network and no server: open it from disk, or send it to somebody.
+    """
+    from pd_eqx.runs.directory import RunDirectory, RunDirectoryError
+
+    with told_plainly(CORRECTABLE, RunDirectoryError):
+        RunDirectory(run).require()  # before anything slow is imported
+
+    from rich.console import Console
+
+    from pd_eqx.checkpoint import CheckpointError
+    from pd_eqx.cli.console import readable_bytes, say
+    from pd_eqx.report.collect import collect
+    from pd_eqx.report.page import render
+    from pd_eqx.runs.config_file import ConfigError
+    from pd_eqx.runs.directory import write_atomically
+    from pd_eqx.runs.open import open_run
+
+    path = out or RunDirectory(run).report
+    with told_plainly(CORRECTABLE, ConfigError, CheckpointError, RunDirectoryError, OSError):
+        page = render(collect(open_run(run, step)))
+        write_atomically(path, page)
+    say(Console(), f"report    {path} ({readable_bytes(len(page.encode()))})")
