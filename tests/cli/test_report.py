@@ -1,6 +1,7 @@
 """`pd-eqx report`: one file, where it is said to be, or one line that says why not."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,14 @@ def test_a_run_becomes_one_file_of_its_own(
 def test_what_cannot_be_reported_is_said_in_a_line(
     uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments, said in (
-        ({"run": tmp_path}, "is not a run"),
-        ({"run": uninterrupted, "step": 3}, "no step 3"),
-        ({"run": uninterrupted, "out": tmp_path / "no" / "report.html"}, "No such file"),
-    ):
+    refusals: tuple[tuple[Callable[[], None], str], ...] = (
+        (lambda: report(tmp_path), "is not a run"),
+        (lambda: report(uninterrupted, step=3), "no step 3"),
+        (lambda: report(uninterrupted, out=tmp_path / "no" / "a.html"), "No such file"),
+    )
+    for refused, said in refusals:
         with pytest.raises(SystemExit) as ended:
-            report(**arguments)
+            refused()
         assert ended.value.code == 2
         printed = capsys.readouterr()
         assert said in printed.err

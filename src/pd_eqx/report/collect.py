@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
@@ -118,7 +119,7 @@ def _sample(run: OpenedRun) -> tuple[Reads, Int[ndarray, "n length"], dict[str, 
 
     @eqx.filter_jit
     def look(decomposition: Any, target: Any, batches: Any, key: Any) -> Any:
-        inputs, _ = draw_batch(batches, key, np.int32(0))
+        inputs, _ = draw_batch(batches, key, jnp.int32(0))
         few = inputs[:SEQUENCES]
         return few, observe(decomposition, target, few).importances.lower
 
