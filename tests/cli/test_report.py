@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pd_eqx.checkpoint.strip import strip
 from pd_eqx.cli.report import report
 
 
@@ -14,7 +15,7 @@ def test_a_run_becomes_one_file_of_its_own(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(uninterrupted, run)
-    shutil.rmtree(run / "checkpoints" / "120" / "training")  # as after `pd-eqx strip`
+    strip(run / "checkpoints", "training", apply=True)
     before = {path for path in run.rglob("*") if path.is_file()}
     report(run)
     assert {path for path in run.rglob("*") if path.is_file()} - before == {run / "report.html"}
