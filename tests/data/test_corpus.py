@@ -27,6 +27,9 @@ class Letters:
         self.ids = [ord(letter) - ord("a") for letter in text if letter.islower()]
         return self
 
+    def to_str(self) -> str:
+        return "{}"
+
 
 TOKENIZER = Tokenizer(Letters(), vocabulary=27, fingerprint="letters", end=26)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pd_eqx.evals.patterns import Dense, Identity
-from pd_eqx.runs.config.targets import ResidMLPTarget
+from pd_eqx.runs.config.toys import ResidMLPTarget
 from pd_eqx.runs.config_file import ConfigError, parse_config
 from pd_eqx.runs.loop import train
 

@@ -59,7 +59,7 @@ def assembly_compile() -> tuple[Any, str]:
 
 
 def target_training() -> tuple[Any, str]:
-    from pd_eqx.runs.config.targets import TMSTarget
+    from pd_eqx.runs.config.toys import TMSTarget
 
     return TMSTarget, "build"
 

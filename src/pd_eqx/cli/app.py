@@ -9,6 +9,7 @@ from pd_eqx.cli.checkpoints import diff, inspect, migrate, strip, verify
 from pd_eqx.cli.evaluate import evaluate
 from pd_eqx.cli.export import export
 from pd_eqx.cli.harvest import harvest, merge_harvests
+from pd_eqx.cli.prepare import prepare
 from pd_eqx.cli.report import report
 from pd_eqx.cli.train import train
 
@@ -23,6 +24,7 @@ def run() -> None:
         pretty_exceptions_enable=False,
     )
     for command in (
+        prepare,
         train,
         evaluate,
         report,

@@ -47,12 +47,15 @@ def train(
         from pd_eqx.runs import loop
         from pd_eqx.runs.config_file import ConfigError
         from pd_eqx.runs.directory import RunDirectoryError
+        from pd_eqx.runs.inputs import INPUT_ERRORS
         from pd_eqx.sites import UnknownSiteError
         from pd_eqx.targets.training import BadTargetError
 
         console = Console()
         with (
-            told_plainly(CORRECTABLE, ConfigError, RunDirectoryError, UnknownSiteError),
+            told_plainly(
+                CORRECTABLE, ConfigError, RunDirectoryError, UnknownSiteError, *INPUT_ERRORS
+            ),
             told_plainly(FAILED, loop.NonFiniteError, BadTargetError, CheckpointError),
             ConsoleWatcher(console, configuration.name) as watcher,
         ):

@@ -1,6 +1,6 @@
 """A corpus: one long row of token ids on disk, mapped into memory, and a record of what it was made of.
 
-A prepared corpus is a folder with `tokens.bin`, the ids and nothing else, and `corpus.json`, which is written last: a
+A prepared corpus is a folder with `tokens.bin`, the ids and nothing else, `tokenizer.json`, by which they are text, and `corpus.json`, which is written last: a
 folder without it is an unfinished preparation. Such a folder also holds `progress.json`, written after the tokens that it counts are
 on disk; what lies beyond them in `tokens.bin` is cut off when the preparation goes on. The result is the same bytes, interrupted or
 not.
@@ -13,17 +13,46 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from pd_eqx.data.text import TextSource
-from pd_eqx.data.tokenizer import Tokenizer
+from pd_eqx.data.text import Source
+from pd_eqx.data.tokenizer import Tokenizer, load_tokenizer, named
 
 TOKENS, RECORD, PROGRESS = "tokens.bin", "corpus.json", "progress.json"
+TOKENIZER = "tokenizer.json"
 
 # Called with the name of the source, and how many documents and tokens there are so far.
 Progress = Callable[[str, int, int], None]
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """What makes documents token ids: a `Tokenizer`, or `ReadyTokens` where they are ids already."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Every id is below it."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that it does."""
+        ...
+
+    @property
+    def end(self) -> int | None:
+        """The id that separates documents."""
+        ...
+
+    def encode(self, document: Any, /) -> Sequence[int] | np.ndarray:
+        """The ids of a document."""
+        ...
+
+    def save(self, folder: Path, /) -> None:
+        """Writes what it takes to turn ids into text again."""
+        ...
 
 
 class CorpusError(ValueError):
@@ -39,7 +68,7 @@ class Corpus:
     - `fingerprint`: SHA-256 of the record that it was made with, or of the file's name and size where there is none.
     """
 
-    path: str
+    path: str = dataclasses.field(repr=False)  # what is elsewhere is the same corpus
     dtype: str
     size: int
     vocabulary: int
@@ -64,7 +93,7 @@ def open_corpus(path: str | Path) -> Corpus:
         hint = (
             "its preparation is unfinished; prepare it again to go on"
             if (path / PROGRESS).is_file()
-            else ("expected a prepared corpus or a .npy file")
+            else ("expected what `pd-eqx prepare` makes, or a .npy file")
         )
         raise CorpusError(f"{path}: {RECORD} not found; {hint}")
     text = (path / RECORD).read_bytes()
@@ -104,10 +133,19 @@ def _open_array(path: Path) -> Corpus:
     )
 
 
+def corpus_tokenizer(path: str | Path) -> Tokenizer | None:
+    """The tokenizer that a prepared corpus was made with; None for ids that nobody knows the text of."""
+    folder = Path(path).expanduser()
+    if not (folder / TOKENIZER).is_file() or not (folder / RECORD).is_file():
+        return None
+    end = json.loads((folder / RECORD).read_bytes())["end"]
+    return named(load_tokenizer(folder).library, end)
+
+
 def prepare_corpus(
     folder: str | Path,
-    sources: Sequence[TextSource],
-    tokenizer: Tokenizer,
+    sources: Sequence[Source[Any]],
+    tokenizer: Encoder,
     *,
     progress: Progress | None = None,
     tokens_a_save: int = 1_000_000,
@@ -131,6 +169,7 @@ def prepare_corpus(
         _check_same(folder / RECORD, request)
         return open_corpus(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder)
     start = _Position()
     if (folder / PROGRESS).is_file():
         start = _Position(**_check_same(folder / PROGRESS, request)["position"])
@@ -158,7 +197,7 @@ class _Position:
     tokens: int = 0
 
 
-def _request(sources: Sequence[TextSource], tokenizer: Tokenizer) -> dict[str, Any]:
+def _request(sources: Sequence[Source[Any]], tokenizer: Encoder) -> dict[str, Any]:
     """All that decides what the corpus will hold."""
     return {
         "format": 1,
@@ -187,8 +226,8 @@ def _check_same(path: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 def _write_tokens(
     folder: Path,
-    sources: Sequence[TextSource],
-    tokenizer: Tokenizer,
+    sources: Sequence[Source[Any]],
+    tokenizer: Encoder,
     request: dict[str, Any],
     start: _Position,
     progress: Progress | None,

@@ -1,4 +1,4 @@
-"""Where text comes from: files, folders of files, columns of parquet tables, and CPython's own documentation.
+"""Where a corpus comes from: files, folders of files, columns of parquet tables, and CPython's own documentation.
 
 A source is a name, a fingerprint of what it holds, and documents in one fixed order, so that a preparation that was
 interrupted can go on where it stopped and know that it reads the same text.
@@ -10,29 +10,36 @@ import hashlib
 import platform
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Generic, TypeVar
 
 _TEXT_SUFFIXES = (".txt", ".md", ".rst")
 PYDOC = "pydoc:topics"
+
+DocumentT = TypeVar("DocumentT")
 
 
 class TextError(ValueError):
     """A source of text that is missing or cannot be read; one line that says what was found."""
 
 
-class TextSource(abc.ABC):
-    """Documents in a fixed order."""
+class Source(abc.ABC, Generic[DocumentT]):
+    """Documents in a fixed order: text, or what was made tokens elsewhere (`pd_eqx.data.token_arrays`)."""
 
     @abc.abstractmethod
     def name(self) -> str:
         """What records and messages call it."""
 
     @abc.abstractmethod
-    def documents(self) -> Iterator[str]:
+    def documents(self) -> Iterator[DocumentT]:
         """Each document, one at a time."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
         """SHA-256 of what the source holds."""
+
+
+class TextSource(Source[str]):
+    """Documents that are text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +63,7 @@ class TextFile(TextSource):
 
     def fingerprint(self) -> str:
         """See `TextSource`."""
-        return _sha256(self.path)
+        return file_sha256(self.path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +102,7 @@ class ParquetFile(TextSource):
 
     def fingerprint(self) -> str:
         """See `TextSource`."""
-        return _sha256(self.path)
+        return file_sha256(self.path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +154,7 @@ def _source(path: Path, column: str) -> TextSource:
     return ParquetFile(path, column) if path.suffix == ".parquet" else TextFile(path)
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,7 +7,7 @@ a tokenizer that splits otherwise gives ids that look right and are not what the
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ class TokenizerError(ValueError):
 # Whether each ASCII or other digit is split off by itself, by the pre-tokenizer's name; the rest is split as for GPT-2.
 _SPLITS_DIGITS = {"smollm": True, "gpt-2": False}
 _CONTROL = 3
+END = "<|endoftext|>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,12 @@ class Tokenizer:
         """The token ids of a text."""
         return self.library.encode(text, add_special_tokens=False).ids
 
+    def save(self, folder: Path) -> None:
+        """Writes `tokenizer.json`, from which `load_tokenizer` makes the same."""
+        partial = folder / ".tokenizer.tmp"
+        partial.write_text(self.library.to_str(), encoding="utf-8")
+        partial.replace(folder / "tokenizer.json")
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, control tokens included."""
         return self.library.decode(list(ids), skip_special_tokens=False)
@@ -58,14 +65,66 @@ def load_tokenizer(path: str | Path, end: str | None = None) -> Tokenizer:
     if not path.is_file():
         raise TokenizerError(f"{path}: not found; a tokenizer is a tokenizer.json or a .gguf file")
     library, own_end = _from_gguf(path) if path.suffix == ".gguf" else (_from_json(path), None)
-    end_id = own_end
     if end is not None:
-        end_id = library.token_to_id(end)
-        if end_id is None:
+        own_end = library.token_to_id(end)
+        if own_end is None:
             raise TokenizerError(f"{path}: {end!r} is none of its tokens")
+    return named(library, own_end)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A token for each byte, and one that separates documents: 257, whatever the text. Needs the `lm` extra."""
+    library = _bytes_and_merges()
+    library.add_special_tokens([END])
+    return named(library, library.token_to_id(END))
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Byte pairs merged as often as it takes for `vocabulary` tokens; the same text gives the same. Needs the `lm` extra.
+
+    **Errors:** `TokenizerError` for a vocabulary that does not hold the bytes, or that the text is too short for.
+    """
+    from tokenizers import pre_tokenizers, trainers
+
+    least = 257
+    if vocabulary < least:
+        raise TokenizerError(
+            f"a vocabulary of {vocabulary} does not hold the 256 bytes and an end; ask for {least} or more"
+        )
+    library = _bytes_and_merges()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    made = named(library, library.token_to_id(END))
+    if made.vocabulary < vocabulary:
+        raise TokenizerError(
+            f"the text gives {made.vocabulary} tokens, and not {vocabulary}; ask for fewer, or give more text"
+        )
+    return made
+
+
+def named(library: Any, end: int | None) -> Tokenizer:
+    """A `tokenizers.Tokenizer` with this library's names."""
     fingerprint = hashlib.sha256(library.to_str().encode()).hexdigest()
     vocabulary = 1 + max(library.get_vocab(with_added_tokens=True).values())
-    return Tokenizer(library, vocabulary, fingerprint, end_id)
+    return Tokenizer(library, vocabulary, fingerprint, end)
+
+
+def _bytes_and_merges() -> Any:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = tokenizers.Tokenizer(
+        models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[])
+    )
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    return library
 
 
 def _from_json(path: Path) -> Any:
@@ -111,5 +170,4 @@ def _from_gguf(path: Path) -> tuple[Any, int | None]:
             if kind == _CONTROL
         ]
     )
-    end = "<|endoftext|>"
-    return library, library.token_to_id(end)
+    return library, library.token_to_id(END)

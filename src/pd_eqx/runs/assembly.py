@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from pd_eqx.components import Components
+from pd_eqx.data.corpus import CorpusError
 from pd_eqx.evals.evaluation import Evaluation, make_evaluation
 from pd_eqx.runs.config import Config
 from pd_eqx.sites import UnknownSiteError
-from pd_eqx.state import TrainState
+from pd_eqx.state import Decomposition, TrainState
 from pd_eqx.step import (
     BatchSource,
     TrainStep,
@@ -39,11 +40,16 @@ class Keys(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-    """What a configuration makes of a target; see `assemble`."""
+    """What a configuration makes of a target; see `assemble`.
+
+    - `batches`, `evaluation_batches`: what is trained on, and what is evaluated on.
+    - `counts`: components by site.
+    """
 
     config: Config
     keys: Keys
     batches: BatchSource
+    evaluation_batches: BatchSource
     counts: dict[str, int]
     step: TrainStep
     sharding: jax.sharding.Sharding
@@ -55,6 +61,18 @@ class Assembly:
     def abstract(self, target: Target) -> TrainState:
         """Shapes, dtypes and places of the state, without numbers."""
         return self.placed(eqx.filter_eval_shape(self._init, self.keys.init, target))
+
+    def abstract_product(self, target: Target) -> Decomposition:
+        """The same of the decomposition alone; needs no data."""
+
+        def init(key: PRNGKeyArray, target: Target) -> Decomposition:
+            config = self.config
+            optimizers = config.optimizers.build()
+            return init_state(
+                key, target, self.counts, config.ci_fn.build, optimizers
+            ).decomposition
+
+        return self.placed(eqx.filter_eval_shape(init, self.keys.init, target))
 
     def placed(self, abstract: Any) -> Any:
         """The same shapes on this run's devices."""
@@ -87,10 +105,25 @@ class Assembly:
         )
 
 
-def assemble(config: Config) -> Assembly:
+class Unavailable(eqx.Module):
+    """Batches of data that are not here: an error, but not before a batch is asked for."""
+
+    why: str = eqx.field(static=True)
+
+    def __call__(self, key: PRNGKeyArray, step: Array) -> Array:
+        """**Errors:** `CorpusError`, always."""
+        raise CorpusError(self.why)
+
+
+def assemble(config: Config, *, needs_data: bool = True) -> Assembly:
     """Everything about a run that does not depend on its target's numbers.
 
-    **Errors:** `UnknownSiteError` for a site pattern that matches nothing.
+    **Arguments:**
+
+    - `needs_data`: whether data that is not here is an error at once, or only when a batch is asked for: who opens
+      a product may not want any.
+
+    **Errors:** `UnknownSiteError` for a site pattern that matches nothing; `CorpusError`.
     """
     try:
         counts = config.counts()
@@ -98,10 +131,12 @@ def assemble(config: Config) -> Assembly:
         raise UnknownSiteError(f"sites: {error}") from None
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    batches, evaluation_batches = _batches(config, sharding, needs_data)
     return Assembly(
         config=config,
         keys=jax.jit(_keys, out_shardings=sharding)(np.uint32(config.seed)),
-        batches=config.data.build(config.target),
+        batches=batches,
+        evaluation_batches=evaluation_batches,
         counts=counts,
         step=make_train_step(
             config.build_objective(),
@@ -111,6 +146,20 @@ def assemble(config: Config) -> Assembly:
         ),
         sharding=sharding,
     )
+
+
+def _batches(
+    config: Config, sharding: jax.sharding.Sharding, needs_data: bool
+) -> tuple[BatchSource, BatchSource]:
+    """What is trained on and what is evaluated on; whatever lies on devices, on the run's."""
+    data, of_run = config.data, (config.target, config.seed)
+    try:
+        sources = data.build(*of_run), data.build_for_evaluation(*of_run)
+    except CorpusError as error:
+        if needs_data:
+            raise
+        return Unavailable(str(error)), Unavailable(str(error))
+    return jax.device_put(sources, sharding)
 
 
 def warm_up(

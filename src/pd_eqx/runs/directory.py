@@ -2,6 +2,7 @@
 
     config.yaml        what the run is, every default written out
     run.json           what is known about its processes: how often it was resumed
+    inputs.json        what the run reads that lies elsewhere: published weights, a corpus
     target/            the frozen network, if the run trained it
     checkpoints/N/     the state after exactly N updates
     metrics.jsonl      one record a logged step
@@ -44,6 +45,11 @@ class RunDirectory:
     def record(self) -> Path:
         """What is known about its processes."""
         return self.root / "run.json"
+
+    @property
+    def inputs(self) -> Path:
+        """What the run reads that lies elsewhere."""
+        return self.root / "inputs.json"
 
     @property
     def target(self) -> Path:
@@ -116,7 +122,7 @@ class RunDirectory:
 
     def _foreign(self) -> str | None:
         ours = {"config.yaml", "run.json", "target", "checkpoints", "metrics.jsonl", "figures"}
-        ours |= {"summary.json", ".lock"}
+        ours |= {"summary.json", "inputs.json", ".lock"}
         names = sorted(entry.name for entry in self.root.iterdir())
         others = (name for name in names if name not in ours and not name.startswith(_TEMPORARY))
         return next(others, None)

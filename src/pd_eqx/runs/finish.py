@@ -10,6 +10,7 @@ from typing import Any
 
 from pd_eqx.evals.evaluation import Result
 from pd_eqx.runs.directory import RunDirectory, read_json, write_json
+from pd_eqx.runs.inputs import recorded
 from pd_eqx.runs.open import OpenedRun
 from pd_eqx.runs.tracking import read_metrics
 from pd_eqx.state import Decomposition
@@ -37,6 +38,7 @@ def finish(run: OpenedRun, seconds: Callable[[], float]) -> dict[str, Any]:
         "seconds": round(seconds(), 3),
         "resumes": record["resumes"],
         "donated_fraction": record["donated_fraction"],
+        **_told_inputs(run.directory),
         **report,
         "losses": {
             name.removeprefix("loss/"): value
@@ -56,9 +58,17 @@ def evaluate(run: OpenedRun) -> dict[str, Any]:
     """
     assembly = run.assembly
     measure = assembly.evaluation(in_full=True)
-    result = measure(run.decomposition, run.target, assembly.batches, assembly.keys.evaluation)
+    result = measure(
+        run.decomposition, run.target, assembly.evaluation_batches, assembly.keys.evaluation
+    )
     draw_figures(run.directory, result, run.decomposition, run.target)
     return result.report
+
+
+def _told_inputs(directory: RunDirectory) -> dict[str, Any]:
+    """What the run read that lies elsewhere, in words."""
+    told = {name: entry["told"] for name, entry in recorded(directory).items() if entry["told"]}
+    return {"inputs": told} if told else {}
 
 
 def draw_figures(

@@ -32,6 +32,7 @@ from pd_eqx.runs.config_file import dump_config, load_config, refuse_mismatch
 from pd_eqx.runs.directory import RunDirectory, read_json, write_atomically, write_json
 from pd_eqx.runs.finish import draw_figures, finish
 from pd_eqx.runs.inherit import init_from_parent, product_fingerprint
+from pd_eqx.runs.inputs import located, pin_data
 from pd_eqx.runs.open import OpenedRun, restore_product
 from pd_eqx.runs.parent import parent_directory
 from pd_eqx.runs.preemption import NeverStop, Stop
@@ -158,7 +159,8 @@ class _Session:
                 return Outcome(
                     self.config.steps, read_json(self.directory.summary), was_finished=True
                 )
-            assembly = assemble(self.config)
+            assembly = assemble(located(self.config, self.directory))
+            pin_data(self.directory, assembly.config)
             target = stored_target(
                 self.directory, assembly, self.watcher.say, resumed=latest is not None
             )
@@ -204,6 +206,7 @@ class _Session:
                 shutil.rmtree(self.directory.target, ignore_errors=True)
         self.directory.metrics.unlink(missing_ok=True)
         self.directory.summary.unlink(missing_ok=True)
+        self.directory.inputs.unlink(missing_ok=True)
 
     def _record(self, **known: Any) -> None:
         before = read_json(self.directory.record) if self.directory.record.exists() else {}
@@ -295,7 +298,10 @@ class _Session:
             evaluated = pictured or self._due(done, config.evaluation.every)
             if evaluated:
                 result = evaluate(
-                    state.decomposition, target, assembly.batches, assembly.keys.evaluation
+                    state.decomposition,
+                    target,
+                    assembly.evaluation_batches,
+                    assembly.keys.evaluation,
                 )
                 values |= result.flat("eval/")
                 if pictured:

@@ -59,6 +59,7 @@ def open_run(run_dir: str | Path, step: int | None = None, mesh: Place = None) -
     """
     from pd_eqx.runs.assembly import assemble
     from pd_eqx.runs.config_file import load_config
+    from pd_eqx.runs.inputs import located
     from pd_eqx.runs.stored_target import load_target
 
     directory = RunDirectory(Path(run_dir))
@@ -67,7 +68,8 @@ def open_run(run_dir: str | Path, step: int | None = None, mesh: Place = None) -
         chosen = store.latest_step() if step is None else step
         if chosen is None:
             raise CheckpointNotFoundError(f"{run_dir} has no checkpoint yet; nothing can be opened")
-        assembly = assemble(load_config(directory.config))
+        config = located(load_config(directory.config), directory)
+        assembly = assemble(config, needs_data=False)
         target = load_target(directory, assembly, mesh)
         decomposition = restore_product(store, assembly, target, chosen, mesh)
     return OpenedRun(target, decomposition, directory, assembly, chosen)
@@ -81,6 +83,6 @@ def restore_product(
     place: Place = None,
 ) -> Decomposition:
     """The decomposition of one step, and nothing of its training; placed as `open_run` says."""
-    abstract = placed(assembly.abstract(target).decomposition, place)
+    abstract = placed(assembly.abstract_product(target), place)
     to = "host" if place == "host" else "devices"
     return store.restore_item("decomposition", abstract, step, to=to)

@@ -13,16 +13,25 @@ def placed(abstract: Any, place: Place) -> Any:
 
     **Errors:** `ValueError` for what is no place.
     """
-    if place is None or place == "host":
+    sharding = sharding_of(place)
+    if sharding is None:
         return abstract
-    if isinstance(place, jax.sharding.Mesh):
-        sharding = jax.sharding.NamedSharding(place, jax.sharding.PartitionSpec())
-    elif isinstance(place, jax.Device):
-        sharding = jax.sharding.SingleDeviceSharding(place)
-    else:
-        raise ValueError(
-            f"{place!r} is no place: give a jax.sharding.Mesh, a device of jax.devices(), or 'host'"
-        )
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract
+    )
+
+
+def sharding_of(place: Place) -> jax.sharding.Sharding | None:
+    """How arrays lie at a place; None where the run, or the host, has them.
+
+    **Errors:** `ValueError` for what is no place.
+    """
+    if place is None or place == "host":
+        return None
+    if isinstance(place, jax.sharding.Mesh):
+        return jax.sharding.NamedSharding(place, jax.sharding.PartitionSpec())
+    if isinstance(place, jax.Device):
+        return jax.sharding.SingleDeviceSharding(place)
+    raise ValueError(
+        f"{place!r} is no place: give a jax.sharding.Mesh, a device of jax.devices(), or 'host'"
     )

@@ -1,20 +1,26 @@
-"""The target that a run trained, stored beside its checkpoints.
+"""The network that a run takes apart: stored beside its checkpoints if the run trained it, else referred to.
 
-A resumed run needs the very bits that the run was started with, and training it again gives them only on the same
-machine. So it is trained once, stored as a checkpoint of its own with fingerprints, and from then on read: by the
-fresh run too, so that both go on from the same arrays in the same places.
+A resumed run needs the very bits that the run was started with, and training a network again gives them only on the
+same machine. So it is trained once, stored as a checkpoint of its own with fingerprints, and from then on read: by the
+fresh run too, so that both go on from the same arrays in the same places. A published model is not copied; its
+files are pinned by their fingerprint (see `pd_eqx.runs.inputs`).
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 
 from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.runs.assembly import Assembly
+from pd_eqx.runs.config.language_models import PretrainedTarget
+from pd_eqx.runs.config.target_base import TrainedTarget
+from pd_eqx.runs.config_file import ConfigError
 from pd_eqx.runs.directory import RunDirectory, RunDirectoryError
+from pd_eqx.runs.inputs import TARGET, check, pin, recorded
 from pd_eqx.runs.parent import parent_directory
-from pd_eqx.runs.placement import Place, placed
+from pd_eqx.runs.placement import Place, placed, sharding_of
 from pd_eqx.targets.base import Target
 
 
@@ -27,33 +33,76 @@ class StoredTarget(eqx.Module):
 def stored_target(
     directory: RunDirectory, assembly: Assembly, watch: Callable[[str], None], *, resumed: bool
 ) -> Target:
-    """The run's target; stored first, if it is not there yet: trained, or taken from the run's parent.
+    """The run's target; pinned or stored first, if it is not yet: trained, or taken from the run's parent.
 
     **Arguments:**
 
     - `resumed`: whether the run has begun, so that its target must be there.
 
-    **Errors:** those of the target's training; `RunDirectoryError` for a run that has lost its target, and
-    `CheckpointError` for one whose target was damaged on disk.
+    **Errors:** those of the target's training; `WeightsError` for published weights; `RunDirectoryError` for a run
+    that has lost its target or finds another, and `CheckpointError` for one whose target was damaged on disk.
     """
-    with CheckpointStore(directory.target) as store:
-        if store.latest_step() is None:
-            if resumed:
-                raise RunDirectoryError(
-                    f"{directory.target} holds no whole target, and the run cannot go on without the very "
-                    "network that it takes apart; put it back from a copy, or start a new run"
-                )
-            parent = parent_directory(assembly.config)
-            if parent is not None:
-                target = load_target(parent, assembly)
-            else:
-                target = assembly.config.target.build(assembly.keys.target, watch)
-            store.save(0, StoredTarget(target))
+    configured = assembly.config.target
+    if isinstance(configured, PretrainedTarget):
+        _pin_published(directory, assembly, configured, watch)
+    else:
+        _store_trained(directory, assembly, configured, watch, resumed=resumed)
     return load_target(directory, assembly)
 
 
 def load_target(directory: RunDirectory, assembly: Assembly, place: Place = None) -> Target:
-    """The stored target, placed like the rest of the run unless `place` says where; nothing is written."""
-    abstract = placed(assembly.placed(assembly.config.target.abstract()), place)
+    """The run's target, placed like the rest of the run unless `place` says where; nothing is written."""
+    configured = assembly.config.target
+    if isinstance(configured, PretrainedTarget):
+        model = configured.open()
+        check(directory, TARGET, model.path, model.fingerprint())
+        sharding = sharding_of(place) or assembly.sharding
+        target = configured.load(model, lambda name, shape: sharding)
+        return jax.device_get(target) if place == "host" else target
+    abstract = placed(assembly.placed(configured.abstract()), place)
     with CheckpointStore(directory.target, read_only=True) as store:
         return store.restore_item("target", abstract, to="host" if place == "host" else "devices")
+
+
+def _pin_published(
+    directory: RunDirectory,
+    assembly: Assembly,
+    configured: PretrainedTarget,
+    watch: Callable[[str], None],
+) -> None:
+    model = configured.open()
+    fingerprint, told = model.fingerprint(), model.told()
+    watch(f"target  {told}")
+    parent = parent_directory(assembly.config)
+    if parent is not None:
+        theirs = recorded(parent).get(TARGET, {})
+        if theirs.get("fingerprint") != fingerprint:
+            raise ConfigError(
+                f"target.model: {model.path} is not the model that the parent {parent.root} took apart, which was at "
+                f"{theirs.get('path')}; a run starts from a decomposition of its own target"
+            )
+    pin(directory, TARGET, configured.model, model.path, fingerprint, told)
+
+
+def _store_trained(
+    directory: RunDirectory,
+    assembly: Assembly,
+    configured: TrainedTarget,
+    watch: Callable[[str], None],
+    *,
+    resumed: bool,
+) -> None:
+    with CheckpointStore(directory.target) as store:
+        if store.latest_step() is not None:
+            return
+        if resumed:
+            raise RunDirectoryError(
+                f"{directory.target} holds no whole target, and the run cannot go on without the very "
+                "network that it takes apart; put it back from a copy, or start a new run"
+            )
+        parent = parent_directory(assembly.config)
+        if parent is not None:
+            target = load_target(parent, assembly)
+        else:
+            target = configured.build(assembly.keys.target, watch)
+        store.save(0, StoredTarget(target))

@@ -281,6 +281,18 @@ class TransformerConfig:
         of_heads = {"q": self.head_width, "k": self.head_width} if self.qk_norm else {}
         return {"attn": self.width, "mlp": self.width, **of_heads}
 
+    def site_names(self) -> list[dict[str, str]]:
+        """For each layer, the site's name by kind of matrix."""
+        kinds = self.matrices()
+        return [{kind: f"layers.{index}.{kind}" for kind in kinds} for index in range(self.depth)]
+
+    def sites(self) -> tuple[Site, ...]:
+        """Every matrix, layer by layer; known without weights."""
+        shapes = self.matrices()
+        return tuple(
+            Site(name, *shapes[kind]) for layer in self.site_names() for kind, name in layer.items()
+        )
+
 
 class NormWeights(eqx.Module):
     """Scale and bias `[*layers, width]` of a norm; RMS norms have no bias."""
@@ -324,18 +336,12 @@ class Transformer(Target):
     lazy_logits: bool = eqx.field(static=True, default=False)
 
     def site_names(self) -> list[dict[str, str]]:
-        """For each layer, the site's name by kind of matrix."""
-        kinds = self.config.matrices()
-        return [
-            {kind: f"layers.{index}.{kind}" for kind in kinds} for index in range(self.config.depth)
-        ]
+        """See `TransformerConfig.site_names`."""
+        return self.config.site_names()
 
     def sites(self) -> tuple[Site, ...]:
         """See `Target.sites`: `layers.{i}.attn.q` … `layers.{i}.mlp.down`, layer by layer."""
-        shapes = self.config.matrices()
-        return tuple(
-            Site(name, *shapes[kind]) for layer in self.site_names() for kind, name in layer.items()
-        )
+        return self.config.sites()
 
     def weights(self) -> dict[str, Float[Array, "_ _"]]:
         """See `Target.weights`."""

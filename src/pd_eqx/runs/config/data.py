@@ -1,16 +1,41 @@
 """Data in a configuration: what a decomposition is trained on."""
 
+import abc
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import pydantic
 from pydantic import Field
 
-from pd_eqx.runs.config.base import Count, Fraction, Node
+from pd_eqx.runs.config.base import (
+    Count,
+    CountOrNone,
+    Fraction,
+    Name,
+    Node,
+    beside_trajectory,
+)
 
 if TYPE_CHECKING:
+    from pd_eqx.data.corpus import Corpus
     from pd_eqx.step import BatchSource
 
+# Beyond this a corpus is read from disk as it is needed.
+_RESIDENT_BYTES = 1 << 28
 
-class SparseFeaturesConfig(Node):
+
+class DataConfig(Node, abc.ABC):
+    """Batches as a pure function of the run's seed and the step."""
+
+    @abc.abstractmethod
+    def build(self, target: Any, seed: int) -> "BatchSource":
+        """The library's batches for a configured target."""
+
+    def build_for_evaluation(self, target: Any, seed: int) -> "BatchSource":
+        """What is evaluated on: drawn like what is trained on, unless something is held out."""
+        return self.build(target, seed)
+
+
+class SparseFeaturesConfig(DataConfig):
     """Each feature is non-zero with one probability, and then uniform in `[low, high)`."""
 
     kind: Literal["sparse_features"]
@@ -19,7 +44,7 @@ class SparseFeaturesConfig(Node):
     low: float = 0.0
     high: float = 1.0
 
-    def build(self, target: Any) -> "BatchSource":
+    def build(self, target: Any, seed: int) -> "BatchSource":
         """The library's batches, as wide as the target, which reads features."""
         from pd_eqx.data.sparse_features import SparseFeatures
 
@@ -28,13 +53,13 @@ class SparseFeaturesConfig(Node):
         )
 
 
-class RepeatedPrefixConfig(Node):
+class RepeatedPrefixConfig(DataConfig):
     """Sequences that repeat a random prefix, of the sizes that the target was trained on."""
 
     kind: Literal["repeated_prefix"]
     batch_size: Count
 
-    def build(self, target: Any) -> "BatchSource":
+    def build(self, target: Any, seed: int) -> "BatchSource":
         """The library's batches for an induction target."""
         from pd_eqx.data.toy_tokens import RepeatedPrefix
 
@@ -43,19 +68,91 @@ class RepeatedPrefixConfig(Node):
         )
 
 
-class ModularPairsConfig(Node):
+class ModularPairsConfig(DataConfig):
     """Pairs of numbers below the target's modulus, shown to it or not."""
 
     kind: Literal["modular_pairs"]
     batch_size: Count
 
-    def build(self, target: Any) -> "BatchSource":
+    def build(self, target: Any, seed: int) -> "BatchSource":
         """The library's batches for a target that adds."""
         from pd_eqx.data.toy_tokens import ModularPairs
 
         return ModularPairs(self.batch_size, target.modulus)
 
 
+class CorpusConfig(DataConfig):
+    """Sequences of a prepared corpus: each once an epoch, in an order that follows from the run's seed.
+
+    Where the corpus lies may change; what it holds may not, and is pinned by its fingerprint (`runs.inputs`).
+
+    - `path`: a folder that `pd-eqx prepare` made, or a `.npy` file of token ids.
+    - `length`: of a sequence, in tokens.
+    - `held_out`: how many sequences, at the end of the corpus, are kept for evaluation.
+    - `reading`: `resident` for all of it on the device, `streamed` for from disk as needed; `auto` decides by size.
+    """
+
+    kind: Literal["corpus"]
+    path: Name = beside_trajectory()
+    length: Annotated[int, Field(ge=2)]
+    batch_size: Count
+    held_out: CountOrNone = 0
+    reading: Literal["auto", "resident", "streamed"] = beside_trajectory("auto")
+
+    @pydantic.field_validator("held_out")
+    @classmethod
+    def _fills_a_batch(cls, held_out: int, info: Any) -> int:
+        batch = info.data.get("batch_size", 0)
+        if 0 < held_out < batch:
+            raise ValueError(
+                f"{held_out} sequences do not fill a batch of {batch}; hold out none, or at least a batch"
+            )
+        return held_out
+
+    def open(self) -> "Corpus":
+        """The corpus.
+
+        **Errors:** `pd_eqx.data.corpus.CorpusError`, which says how to prepare one where there is none.
+        """
+        from pd_eqx.data.corpus import CorpusError, open_corpus
+
+        try:
+            return open_corpus(self.path)
+        except CorpusError as error:
+            raise CorpusError(f"data.path: {error}") from None
+
+    def build(self, target: Any, seed: int) -> "BatchSource":
+        """See `DataConfig.build`.
+
+        **Errors:** `CorpusError`, also for tokens that the target does not know.
+        """
+        return self._build(target, seed, evaluate=False)
+
+    def build_for_evaluation(self, target: Any, seed: int) -> "BatchSource":
+        """See `DataConfig.build_for_evaluation`: what is held out, or else what is trained on."""
+        return self._build(target, seed, evaluate=self.held_out > 0)
+
+    def _build(self, target: Any, seed: int, *, evaluate: bool) -> "BatchSource":
+        from pd_eqx.data.corpus import CorpusError
+        from pd_eqx.data.sequences import resident_sequences, streamed_sequences
+
+        corpus = self.open()
+        if corpus.vocabulary > target.vocabulary:
+            raise CorpusError(
+                f"data.path: the tokens of {self.path} are below {corpus.vocabulary}, but the target knows "
+                f"{target.vocabulary}; prepare the text with the target's own tokenizer"
+            )
+        small = corpus.size * 4 <= _RESIDENT_BYTES
+        resident = self.reading == "resident" or (self.reading == "auto" and small)
+        make = resident_sequences if resident else streamed_sequences
+        sizes = (self.length, self.batch_size, seed)
+        try:
+            return make(corpus, *sizes, held_out=self.held_out, evaluate=evaluate)
+        except ValueError as error:
+            raise CorpusError(f"data: {error}") from None
+
+
 AnyData = Annotated[
-    SparseFeaturesConfig | RepeatedPrefixConfig | ModularPairsConfig, Field(discriminator="kind")
+    SparseFeaturesConfig | RepeatedPrefixConfig | ModularPairsConfig | CorpusConfig,
+    Field(discriminator="kind"),
 ]

@@ -59,6 +59,7 @@ class GGUFFile(TensorSource):
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
+        self._path = path
         self._reader = _open(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.architecture = str(self.field("general.architecture"))
@@ -95,6 +96,17 @@ class GGUFFile(TensorSource):
             ) from error
         return self._in_order(name, values.reshape(self.shapes()[name]))
 
+    def files(self) -> tuple[Path, ...]:
+        """See `TensorSource`."""
+        return (self._path,)
+
+    def told(self) -> str:
+        """See `TensorSource`; norms and biases, which are vectors, are not named."""
+        kinds = [t.tensor_type.name for t in self._tensors.values() if len(t.shape) > 1]
+        names = sorted(set(kinds), key=kinds.count, reverse=True)
+        exact = all(name in ("F32", "F16", "BF16") for name in names)
+        return f"{'stored as' if exact else 'dequantised from'} {' and '.join(names)}"
+
     def _in_order(self, name: str, values: np.ndarray) -> np.ndarray:
         if not _ARCHITECTURES[self.architecture].permuted:
             return values
@@ -108,23 +120,12 @@ class GGUFFile(TensorSource):
         return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def load_gguf(
-    path: str | Path,
-    *,
-    dtype: jax.typing.DTypeLike | None = None,
-    placement: Placement = leave_to_jax,
-) -> Transformer:
-    """The model of a GGUF file as a target, dequantised.
+def open_gguf(path: Path) -> tuple[GGUFFile, Family, TransformerConfig]:
+    """A file, what its tensors are called, and the model's sizes; reads no weights.
 
-    **Arguments:**
-
-    - `dtype`: what to store the weights in; None for float32.
-    - `placement`: the sharding of each leaf.
-
-    **Errors:** `WeightsError`, one line, for an architecture that is not known, a file that is truncated, tensors that are
-    missing or do not fit, and types that cannot be dequantised.
+    **Errors:** `WeightsError`, one line, for an architecture that is not known and a file that is truncated.
     """
-    file = GGUFFile(Path(path).expanduser())
+    file = GGUFFile(path)
     if file.architecture not in _ARCHITECTURES:
         raise WeightsError(
             f"{path}: architecture is {file.architecture!r}, expected one of {', '.join(_ARCHITECTURES)}"
@@ -141,12 +142,30 @@ def load_gguf(
         buffers=(_ROTARY_FACTORS,),
     )
     try:
-        config = family.config(file.config())
+        return file, family, family.config(file.config())
     except WeightsError:
         raise
     except ValueError as error:
         raise WeightsError(f"{path}: {error}") from error
-    return assemble(file, family, config, dtype, placement)
+
+
+def load_gguf(
+    path: str | Path,
+    *,
+    dtype: jax.typing.DTypeLike | None = None,
+    placement: Placement = leave_to_jax,
+) -> Transformer:
+    """The model of a GGUF file as a target, dequantised.
+
+    **Arguments:**
+
+    - `dtype`: what to store the weights in; None for float32.
+    - `placement`: the sharding of each leaf.
+
+    **Errors:** those of `open_gguf`, and `WeightsError` for tensors that are missing or do not fit, and types that
+    cannot be dequantised.
+    """
+    return assemble(*open_gguf(Path(path).expanduser()), dtype, placement)
 
 
 def _read_config(file: GGUFFile, reader: ConfigReader) -> TransformerConfig:

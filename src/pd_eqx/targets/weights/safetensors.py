@@ -37,6 +37,7 @@ class SafetensorsFile(TensorSource):
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
+        self._path = path
         self._start, self._entries = _read_header(path)
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -58,6 +59,18 @@ class SafetensorsFile(TensorSource):
         flat = np.frombuffer(self._bytes, dtype, math.prod(entry["shape"]), offset)
         return flat.reshape(entry["shape"])
 
+    def files(self) -> tuple[Path, ...]:
+        """See `TensorSource`."""
+        return (self._path,)
+
+    def told(self) -> str:
+        """See `TensorSource`."""
+        return f"stored as {' and '.join(sorted(self.dtypes()))}"
+
+    def dtypes(self) -> set[str]:
+        """In what its tensors are stored, as the format spells it."""
+        return {str(entry["dtype"]) for entry in self._entries.values()}
+
 
 class SafetensorsFolder(TensorSource):
     """The files of a model's folder: one, or several with an index of which tensor lies where.
@@ -78,6 +91,17 @@ class SafetensorsFolder(TensorSource):
     def read(self, name: str) -> np.ndarray:
         """See `TensorSource`."""
         return self._files[name].read(name)
+
+    def files(self) -> tuple[Path, ...]:
+        """See `TensorSource`."""
+        return tuple(dict.fromkeys(path for file in self._files.values() for path in file.files()))
+
+    def told(self) -> str:
+        """See `TensorSource`."""
+        dtypes: set[str] = set()
+        for file in {id(file): file for file in self._files.values()}.values():
+            dtypes |= file.dtypes()
+        return f"stored as {' and '.join(sorted(dtypes))}"
 
 
 def _open_files(folder: Path) -> dict[str, SafetensorsFile]:

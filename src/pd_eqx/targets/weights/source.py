@@ -5,6 +5,7 @@ devices need not fit the host a second time.
 """
 
 import abc
+from pathlib import Path
 
 import numpy as np
 
@@ -31,3 +32,11 @@ class TensorSource(abc.ABC):
 
         **Errors:** `WeightsError` for a dtype that is not floating.
         """
+
+    @abc.abstractmethod
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold them."""
+
+    @abc.abstractmethod
+    def told(self) -> str:
+        """How the weights are stored, in a phrase: `bfloat16`, or `dequantised from Q4_1`."""
