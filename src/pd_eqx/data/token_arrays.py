@@ -111,8 +111,10 @@ def holds_tokens(path: Path, column: str) -> bool:
         schema = pyarrow.parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError):
         return False  # whoever reads it says why
-    kind: Any = schema.field(column).type if column in schema.names else None
-    listed = kind is not None and (
+    if column not in schema.names:
+        return False
+    kind: Any = schema.field(column).type
+    listed = (
         pyarrow.types.is_list(kind)
         or pyarrow.types.is_large_list(kind)
         or pyarrow.types.is_fixed_size_list(kind)
