@@ -1,20 +1,23 @@
 # Every target makes its own environment first: a fresh clone needs `make demo` or `make test`, no more.
 #   PYTHON=python3.13 make test    with another Python (3.11 to 3.13)
 #   PYTEST_ARGS="-k donation"      more arguments for pytest
+#   TOY=tms_5-2 SEEDS="0 1 2"      what `make reproduce` runs
 #   WORKERS=0                      tests in one process (2 by default)
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 WORKERS ?= 2
+SEEDS ?= 0 1 2
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-browser test-all fuzz lint clean
+.PHONY: help venv demo reproduce test test-browser test-all fuzz lint clean
 
 help:
 	@echo "make demo       decompose the TMS 5-2 toy into runs/tms_5-2"
+	@echo "make reproduce  run a published result, TOY=tms_5-2 or another, and check it"
 	@echo "make test       the tests, without the slow ones"
 	@echo "make test-browser  the report in headless Chromium (apt-get install chromium chromium-driver)"
 	@echo "make test-all   every test"
@@ -27,6 +30,9 @@ venv:
 
 demo: venv
 	@$(BIN)/pd-eqx train examples/tms_5-2.yaml --run-dir runs/tms_5-2
+
+reproduce: venv
+	@$(BIN)/python benchmarks/reproduce.py $(TOY) --seeds $(SEEDS)
 
 test: venv
 	$(PYTEST) -m "not slow and not browser" $(PYTEST_ARGS)
