@@ -49,8 +49,8 @@ class InductionTraining(Training[Transformer]):
     heads: int = 1
     depth: int = 2
     batch_size: int = 64
-    steps: int = 1500
-    learning_rate: float = 3e-3
+    steps: int = 3000
+    learning_rate: float = 1e-2
     min_accuracy: float = 0.99
     attempts: int = 3
     updates_per_dispatch: int = 50

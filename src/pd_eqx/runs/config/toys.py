@@ -161,8 +161,8 @@ class InductionTrainingConfig(Node):
     """How the induction toy is trained; see `pd_eqx.targets.induction.InductionTraining`."""
 
     batch_size: Count = 64
-    steps: Count = 1500
-    learning_rate: Positive = 3e-3
+    steps: Count = 3000
+    learning_rate: Positive = 1e-2
     min_accuracy: Fraction = 0.99
     attempts: Count = 3
 
