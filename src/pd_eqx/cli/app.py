@@ -9,6 +9,7 @@ from pd_eqx.cli.checkpoints import diff, inspect, migrate, strip, verify
 from pd_eqx.cli.evaluate import evaluate
 from pd_eqx.cli.export import export
 from pd_eqx.cli.harvest import harvest, merge_harvests
+from pd_eqx.cli.import_spd import import_spd
 from pd_eqx.cli.prepare import prepare
 from pd_eqx.cli.report import report
 from pd_eqx.cli.train import train
@@ -36,6 +37,7 @@ def run() -> None:
         harvest,
         merge_harvests,
         export,
+        import_spd,
     ):
         app.command()(command)
     app()
