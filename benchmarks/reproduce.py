@@ -102,13 +102,13 @@ def run(example: str, seed: int, folder: Path) -> dict[str, Any]:
     return json.loads((directory / "summary.json").read_text())
 
 
-def main() -> None:
-    """Runs, judges, prints, writes."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Runs, judges, prints, writes; `words` are the command's own by default."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("toy", help=f"one of {', '.join(TOYS)}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "reproduce")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.toy not in TOYS:
         near = difflib.get_close_matches(arguments.toy, TOYS, n=1, cutoff=0.0)[0]
         parser.error(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from published import TOYS, Check
-from reproduce import HEAD, TABLE, judged, with_rows
+from reproduce import HEAD, TABLE, judged, main, with_rows
 
 ROOT = Path(__file__).parents[1]
 GOOD: dict[str, Any] = {
@@ -94,3 +94,10 @@ def test_every_toy_has_its_examples_and_its_place_on_the_page(toy: str) -> None:
         assert (ROOT / "examples" / f"{arm.example}.yaml").is_file()
     page = TABLE.read_text()
     assert re.search(rf"^\| {re.escape(toy)} \| {re.escape(TOYS[toy].published)} \|", page, re.M)
+
+
+def test_an_unknown_toy_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["tms_52"])
+    assert ended.value.code == 2
+    assert "no toy 'tms_52'; the nearest is 'tms_5-2'" in capsys.readouterr().err
