@@ -128,7 +128,11 @@ def text_report(n_sites: int = 2, each: int = 12, width: int = 16, seed: int = 0
         measured_on="4 batches",
         vocabulary=WORDS,
         harvest=Harvested(
-            facts={"harvest": "runs/a/harvest", "positions": "1000"},
+            facts={"harvest": "runs/a/harvest", "harvested": "4 batches, 1000 positions"},
+            threshold=0.1,
+            positions=1000,
+            density=(order + 1) / count,
+            mean=(order + 1) / (2 * count),
             histogram=np.full((count, 10), 0.1, np.float32),
             top=windows,
             uniform=windows,

@@ -13,6 +13,16 @@ def report(
     step: Annotated[
         int | None, typer.Option(help="Which checkpoint; the latest by default.")
     ] = None,
+    harvest: Annotated[
+        Path | None,
+        typer.Option(help="A harvest of the run; RUN/harvest by default, if it is there."),
+    ] = None,
+    batches: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Without a harvest: how many batches to look at; as many as an evaluation."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The file to write; RUN/report.html by default.")
     ] = None,
@@ -30,14 +40,21 @@ def report(
 
     from pd_eqx.checkpoint import CheckpointError
     from pd_eqx.cli.console import readable_bytes, say
+    from pd_eqx.harvest.store import HarvestError
     from pd_eqx.report.collect import collect
     from pd_eqx.report.page import render
+    from pd_eqx.report.sources import find
     from pd_eqx.runs.config_file import ConfigError
     from pd_eqx.runs.directory import write_atomically
     from pd_eqx.runs.open import open_run
 
+    console = Console()
     path = out or RunDirectory(run).report
-    with told_plainly(CORRECTABLE, ConfigError, CheckpointError, RunDirectoryError, OSError):
-        page = render(collect(open_run(run, step)))
+    with told_plainly(
+        CORRECTABLE, ConfigError, CheckpointError, RunDirectoryError, HarvestError, OSError
+    ):
+        opened = open_run(run, step)
+        found = find(opened, harvest, batches, lambda line: say(console, line))
+        page = render(collect(opened, found.harvested, found.words))
         write_atomically(path, page)
-    say(Console(), f"report    {path} ({readable_bytes(len(page.encode()))})")
+    say(console, f"report    {path} ({readable_bytes(len(page.encode()))})")

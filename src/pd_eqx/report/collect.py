@@ -6,21 +6,21 @@ arrays. Only the product is read, and nothing is written, so a run can be looked
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from pd_eqx.evals.activity import Activity
 from pd_eqx.evals.evaluation import make_evaluation
 from pd_eqx.evals.observation import decomposed_sites, draw_batch, observe
 from pd_eqx.evals.patterns import SingleFeatures
-from pd_eqx.evals.reconstruction import Reconstruction
+from pd_eqx.evals.reconstruction import LanguageModelling, Reconstruction
 from pd_eqx.report.curves import panels
 from pd_eqx.report.model import Harvested, Heat, Matrix, Reads, Report, RunFacts, SiteReport
 from pd_eqx.runs.config_file import dump_config
@@ -64,6 +64,7 @@ def collect(
         run.decomposition, target, run.assembly.batches, run.assembly.keys.evaluation
     )
     arrays, sites = measured.arrays, decomposed_sites(run.decomposition, target)
+    activities = _activities(arrays, sites, activity, settings.n_batches, harvest)
     reads, tokens, sampled = _sample(run)
     numbers = _numbers(run)
     matrices = jax.device_get((run.decomposition.components, target.weights()))
@@ -73,7 +74,7 @@ def collect(
         if responses
         else _heats_of_sequences(tokens, sampled, arrays["mean_importance"], words, reads)
     )
-    threshold = activity.alive_importance
+    spans = _spans(run.decomposition.components.counts, sites)
 
     def site_report(name: str) -> SiteReport:
         weight = np.asarray(matrices[1][name])
@@ -84,8 +85,8 @@ def collect(
             U=np.asarray(matrices[0].U[name], np.float32),
             weight=np.asarray(weight, np.float32),
             features=_feature_side(weight) if responses else None,
-            alive=int(np.sum(arrays["alive"][name])),
-            l0=float(np.sum(arrays["density"][name][str(threshold)])),
+            alive=int(np.sum(activities.alive[spans[name]])),
+            l0=float(np.sum(activities.density[spans[name]])),
             unexplained=_number(_at(numbers, "faithfulness_relative", name)),
             histogram=arrays.get("histogram", {}).get(name),
             response=responses.get(name),
@@ -93,25 +94,61 @@ def collect(
             facts=_site_facts(geometry, _at(numbers, "identity_ci_error", name)),
         )
 
-    def flat(of: Mapping[str, Any]) -> ndarray:
-        return np.concatenate([np.asarray(of[name]) for name in sites])
-
-    distance = next(m.distance for m in settings.batch if isinstance(m, Reconstruction))
+    costs = (m for m in settings.batch if isinstance(m, Reconstruction | LanguageModelling))
+    distance = next(costs).distance
     return Report(
         run=_run_facts(run, _DISTANCES.get(type(distance).__name__, type(distance).__name__)),
         reads=reads,
         numbers=numbers,
         panels=panels(read_metrics(run.directory.metrics)),
         sites=tuple(site_report(name) for name in sites),
-        density=flat({name: of[str(threshold)] for name, of in arrays["density"].items()}),
-        mean=flat(arrays["mean_importance"]),
-        alive=flat(arrays["alive"]),
-        above=threshold,
+        density=activities.density,
+        mean=activities.mean,
+        alive=activities.alive,
+        above=activity.alive_importance,
         alive_rule=activity.rule,
-        measured_on=f"{settings.n_batches} batches, drawn for this report",
+        measured_on=activities.measured_on,
         vocabulary=words,
         harvest=harvest,
     )
+
+
+class _Activities(NamedTuple):
+    """How active each of all components is, and on what that was measured."""
+
+    density: Float[ndarray, " N"]
+    mean: Float[ndarray, " N"]
+    alive: Bool[ndarray, " N"]
+    measured_on: str
+
+
+def _activities(
+    arrays: Mapping[str, Any],
+    sites: Sequence[str],
+    activity: Activity,
+    batches: int,
+    harvest: Harvested | None,
+) -> _Activities:
+    """Of the harvest, which saw more, if it counts what the run counts as active."""
+    above = activity.alive_importance
+    if harvest is not None and harvest.threshold == above:
+        lives = harvest.density > activity.alive_share
+        seen = f"the harvest's {harvest.positions:,} positions".replace(",", "\u202f")
+        return _Activities(harvest.density, harvest.mean, lives, seen)
+
+    def flat(of: Mapping[str, Any]) -> ndarray:
+        return np.concatenate([np.asarray(of[name]) for name in sites])
+
+    density = flat({name: of[str(above)] for name, of in arrays["density"].items()})
+    means, lives = flat(arrays["mean_importance"]), flat(arrays["alive"])
+    return _Activities(density, means, lives, f"{batches} batches, drawn for this report")
+
+
+def _spans(counts: Mapping[str, int], sites: Sequence[str]) -> dict[str, slice]:
+    """Where each site's components stand among all."""
+    ends = list(itertools.accumulate(counts[site] for site in sites))
+    starts = [0, *ends[:-1]]
+    return {site: slice(*span) for site, *span in zip(sites, starts, ends, strict=True)}
 
 
 def _sample(run: OpenedRun) -> tuple[Reads, Int[ndarray, "n length"], dict[str, ndarray]]:
@@ -261,9 +298,3 @@ def _at(numbers: Mapping[str, Any], *path: str) -> Any:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def places(counts: Mapping[str, int]) -> dict[str, int]:
-    """The place of each site's first component in the row of all components."""
-    starts = itertools.accumulate(counts.values(), initial=0)
-    return dict(zip(counts, starts, strict=False))

@@ -152,12 +152,18 @@ class Harvested:
     """What a harvest adds to a run.
 
     - `facts`: where it lies and how much it saw, in words.
+    - `density`, `mean`: `[N]`, the share of `positions` at which a component's importance is above `threshold`, and its
+      mean importance.
     - `histogram`: of each component's importance `[N, bins]`, as shares of positions.
-    - `top`, `uniform`: windows; `responds`, `promotes`: tokens by pointwise mutual information, in nats.
+    - `top`, `uniform`: windows; `responds`, `promotes`: tokens with their pointwise mutual information, in bits.
     - `neighbours`: components that are active together; `score_name` says how that is scored.
     """
 
     facts: Mapping[str, str]
+    threshold: float
+    positions: int
+    density: Float[ndarray, " N"]
+    mean: Float[ndarray, " N"]
     histogram: Float[ndarray, "N bins"] | None = None
     top: Windows | None = None
     uniform: Windows | None = None

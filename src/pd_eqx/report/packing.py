@@ -95,7 +95,7 @@ def gists(report: Report) -> dict[int, str]:
                     said[start + c] = _listed([f"feature {f}" for f in strongest])
         start += site.count
     responds = report.harvest.responds if report.harvest else None
-    if responds is not None:
+    if responds is not None and report.reads == "tokens":
         for place, tokens in enumerate(responds.items):
             words = [report.vocabulary.get(int(t), str(t)).strip() for t in tokens if t >= 0]
             if words and place not in said:

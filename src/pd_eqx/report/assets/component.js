@@ -130,7 +130,7 @@ function componentPage(site, index) {
     response && section("Answers to", "Its importance with one feature fed at a time.", response),
     head.reads === "tokens" || windows ? section("Where it is active", head.reads === "tokens" ? "The deeper the colour, the more the component matters at that token; the chosen token is bold." : "Inputs, and the features that are active in them.", windows ?? harvestHint("windows")) : null,
     head.reads === "tokens" && (part.responds || part.promotes)
-      ? section("Tokens", null, h("div", { class: "pair" }, tokenList(part.responds, index, "responds to", "Tokens over-represented where it is active, in nats of mutual information."), tokenList(part.promotes, index, "promotes", "Tokens over-represented in what the target says there.")))
+      ? section("Tokens", null, h("div", { class: "pair" }, tokenList(part.responds, index, "responds to", "Tokens over-represented where it is active, in bits of mutual information."), tokenList(part.promotes, index, "promotes", "Tokens over-represented in what the target says there.")))
       : null,
     plane && section("Direction", "The vector that it gives its strongest feature, before the other components.", plane),
     section("Vectors", "What it reads (V) and writes (U), scaled to share its size equally.", h("div", { class: "pair" }, vectorBars(v, reach, "V", "input"), vectorBars(u, reach, "U", "output"))),

@@ -1,0 +1,84 @@
+"""Where a report's windows and companions are from: a harvest that somebody made, or a few batches looked at now.
+
+So every report has them, if fewer. A harvest of another step is never mixed in: one that was asked for is refused, and
+one that merely lies in the run's folder is passed over with a word.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pd_eqx.harvest.settings import HarvestSettings
+from pd_eqx.harvest.store import ABOUT, Harvest, HarvestError, read_harvest
+from pd_eqx.report.harvested import WINDOWS, harvested
+from pd_eqx.report.model import Harvested
+from pd_eqx.runs.harvest import source_of, tally_batch
+from pd_eqx.runs.open import OpenedRun
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a page shows of a harvest, and the words for its tokens."""
+
+    harvested: Harvested
+    words: Mapping[int, str]
+
+
+def find(
+    run: OpenedRun, directory: Path | None, batches: int | None, say: Callable[[str], None]
+) -> Found:
+    """A harvest of an opened run.
+
+    **Arguments:**
+
+    - `directory`: where to read it; by default `harvest` in the run's folder, if that is of the opened step.
+    - `batches`: how many to look at where there is none; by default as many as an evaluation does.
+    - `say`: told when a harvest is passed over.
+
+    **Errors:** `HarvestError` for a directory that was asked for and holds none of this decomposition.
+    """
+    own = run.directory.root / "harvest"
+    if directory is not None:
+        return _found(_read(run, directory), directory)
+    if (own / ABOUT).exists():
+        try:
+            return _found(_read(run, own), own)
+        except HarvestError as error:
+            say(f"warning: {error}; the report looks at a few batches itself")
+    count = batches or run.assembly.config.evaluation.batches
+    return Found(harvested(_look(run, count), "none; looked at for this report"), {})
+
+
+def _found(harvest: Harvest, directory: Path) -> Found:
+    return Found(harvested(harvest, str(directory)), _words(directory))
+
+
+def _read(run: OpenedRun, directory: Path) -> Harvest:
+    try:
+        import pyarrow.parquet  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ModuleNotFoundError:
+        raise HarvestError(
+            f"{directory} is read with pyarrow, which is not installed: pip install 'pd_eqx[cli,harvest]'"
+        ) from None
+    found = read_harvest(directory)
+    source_of(run).refuse_other(found.source)
+    return found
+
+
+def _look(run: OpenedRun, batches: int) -> Harvest:
+    source = source_of(run)
+    above = run.assembly.config.evaluation.alive_importance
+    settings = HarvestSettings(threshold=above, top=WINDOWS, sample=WINDOWS)
+    total = tally_batch(run, 0, settings, source)
+    for index in range(1, batches):
+        total = total + tally_batch(run, index, settings, source)
+    return Harvest(source, total)
+
+
+def _words(directory: Path) -> dict[int, str]:
+    """The text of a harvest's tokens by id; nothing for those that have none."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(directory / "vocabulary.parquet", columns=["token", "text"])
+    pairs = zip(table["token"].to_pylist(), table["text"].to_pylist(), strict=True)
+    return {token: text for token, text in pairs if text is not None}
