@@ -22,6 +22,8 @@ ALL_ENTRIES = 1_500_000
 LARGEST = 24
 # The importance from which a feature alone counts as answered.
 MATTERS = 0.5
+# How many features or tokens a few words name.
+WORDS = 3
 # Up to so many entries a site's weight is written too.
 WEIGHT_ENTRIES = 16_384
 
@@ -97,15 +99,15 @@ def gists(report: Report) -> dict[int, str]:
     responds = report.harvest.responds if report.harvest else None
     if responds is not None and report.reads == "tokens":
         for place, tokens in enumerate(responds.items):
-            words = [report.vocabulary.get(int(t), str(t)).strip() for t in tokens if t >= 0]
-            if words and place not in said:
-                said[place] = _listed(words)
+            words = [report.vocabulary.get(int(t), f"token {t}").strip() for t in tokens if t >= 0]
+            if words:
+                said[place] = ", ".join(words[:WORDS])
     return said
 
 
-def _listed(words: Sequence[str], most: int = 3) -> str:
-    more = len(words) - most
-    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
+def _listed(words: Sequence[str]) -> str:
+    more = len(words) - WORDS
+    return ", ".join(words[:WORDS]) + (f" and {more} more" if more > 0 else "")
 
 
 def part(report: Report, index: int) -> Json:

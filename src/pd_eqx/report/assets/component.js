@@ -43,7 +43,7 @@ function tokenList(packed, index, name, words) {
     h("p", { class: "note" }, words),
     there.length
       ? h("ul", { class: "scores" }, there.map((i) => h("li", null, h("span", { class: "word" }, visible(wordOf(items[i]))), h("i", { class: "bar", style: { "--share": Math.max(0, scores[i] / most) } }), h("span", { class: "number" }, figure(scores[i])))))
-      : h("p", { class: "soft" }, "none"),
+      : h("p", { class: "soft" }, "no token more than elsewhere"),
   );
 }
 

@@ -11,7 +11,7 @@ function textWindow(tokens, importances, peak) {
     if (tokens[i] < 0) continue;
     const text = wordOf(tokens[i]);
     const strength = importances[i];
-    const words = [`${visible(text)}`, `importance ${figure(strength, 2)}`, ...(isNumbers ? [] : [`token ${tokens[i]}`])];
+    const words = [`${visible(text)}`, `importance ${strength.toFixed(2)}`, ...(isNumbers ? [] : [`token ${tokens[i]}`])];
     const span = h(
       i === peak ? "strong" : "span",
       {
@@ -55,10 +55,10 @@ function windowList(packed, index) {
     Array.from({ length: count }, (_, k) => {
       const at = index * most + k;
       const inputs = tokens.subarray(at * length, (at + 1) * length);
-      if (!ofTokens) return h("li", null, h("span", { class: "strength" }, figure(importance[at], 2)), featureWindow(inputs, importance[at]));
+      if (!ofTokens) return h("li", null, h("span", { class: "strength" }, importance[at].toFixed(2)), featureWindow(inputs, importance[at]));
       const strengths = importance.subarray(at * length, (at + 1) * length);
       const peak = peaks ? peaks[at] : -1;
-      return h("li", null, h("span", { class: "strength" }, figure(peak >= 0 ? strengths[peak] : Math.max(...strengths), 2)), textWindow(inputs, strengths, peak));
+      return h("li", null, h("span", { class: "strength" }, (peak >= 0 ? strengths[peak] : Math.max(...strengths)).toFixed(2)), textWindow(inputs, strengths, peak));
     }),
   );
 }
