@@ -96,7 +96,7 @@ def test_companions_are_scored_by_their_correlation_both_ways() -> None:
     assert neighbours is not None
     fires = np.zeros((2, 100))
     fires[0, :50], fires[1, 41:51] = 1, 1  # together at nine
-    expected = np.corrcoef(fires)[0, 1]
+    expected = np.asarray(np.corrcoef(fires))[0, 1]
     assert (neighbours.items[0, 0], neighbours.items[1, 0]) == (1, 0)
     assert neighbours.scores[:2, 0] == pytest.approx([expected, expected])
     assert (neighbours.items[2] == -1).all()

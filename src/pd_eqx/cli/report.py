@@ -33,8 +33,13 @@ def report(
     """
     from pd_eqx.runs.directory import RunDirectory, RunDirectoryError
 
-    with told_plainly(CORRECTABLE, RunDirectoryError):
+    path = out or RunDirectory(run).report
+    with told_plainly(CORRECTABLE, RunDirectoryError, NotADirectoryError):
         RunDirectory(run).require()  # before anything slow is imported
+        if not path.parent.is_dir():
+            raise NotADirectoryError(
+                f"--out is {path}, but {path.parent} is no directory; make it first"
+            )
 
     from rich.console import Console
 
@@ -49,7 +54,6 @@ def report(
     from pd_eqx.runs.open import open_run
 
     console = Console()
-    path = out or RunDirectory(run).report
     with told_plainly(
         CORRECTABLE, ConfigError, CheckpointError, RunDirectoryError, HarvestError, OSError
     ):
