@@ -24,6 +24,7 @@ from pd_eqx.targets.transformer import (
     TransformerConfig,
     init_transformer,
 )
+from pd_eqx.unembedding import logits_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,5 +163,5 @@ class LanguageModelTraining(Training[Transformer]):
 
 
 def _cross_entropy(target: Transformer, tokens: Array) -> Array:
-    log_p = jax.nn.log_softmax(target(tokens)[:, :-1])
+    log_p = jax.nn.log_softmax(logits_of(target(tokens))[:, :-1])
     return -jnp.mean(jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=-1))

@@ -73,7 +73,8 @@ class PretrainedTarget(ReadsTokens):
         import dataclasses
 
         dtype = None if self.dtype == "stored" else self.dtype
-        return dataclasses.replace(model.load(dtype, placement), rematerialise=self.rematerialise)
+        target = model.load(dtype, placement)
+        return dataclasses.replace(target, lazy_logits=True, rematerialise=self.rematerialise)
 
 
 class LanguageModelTrainingConfig(Node):
