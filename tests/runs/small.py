@@ -76,14 +76,14 @@ class Blow:
 
 
 class Runner:
-    """Runs the command line on the small configuration, in processes of their own.
+    """Runs the command line on a small configuration, in processes of their own.
 
     They share a compilation cache: a test of interruptions should not spend its time in XLA.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, text: str = SMALL) -> None:
         self.config = folder / f"small-{os.getpid()}.yaml"  # other workers share the folder
-        self.config.write_text(SMALL)
+        self.config.write_text(text)
         self.environment = {
             **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
             "JAX_PLATFORMS": "cpu",

@@ -112,10 +112,16 @@ def print_evaluation(console: Console, report: Mapping[str, Any], run_dir: Path)
 
 def _print_report(console: Console, report: Mapping[str, Any]) -> None:
     console.print(sites_table(report))
+    told = report.get("inputs", {}).get("target")
     errors = "   ".join(
         f"{name} {value:.1e}" for name, value in report.get("reconstruction", {}).items()
     )
-    _print_lines(console, [("error", errors)])
+    # What says next tokens is compared by its distributions, and also by what masks cost it.
+    lines = [("KL" if "cross_entropy" in report else "error", errors)]
+    if "cross_entropy" in report:
+        nats = report["cross_entropy"]
+        lines.append(("CE", "   ".join(f"{name} {value:.3f}" for name, value in nats.items())))
+    _print_lines(console, [*lines, *([("target", told)] if told else [])])
 
 
 def _figures(run_dir: Path) -> list[tuple[str, str]]:
@@ -124,21 +130,38 @@ def _figures(run_dir: Path) -> list[tuple[str, str]]:
 
 
 def sites_table(report: Mapping[str, Any]) -> Table:
-    """One row a site: alive components, importance pattern, geometry."""
+    """One row a site: components, how many are alive and how many matter at a time; and of toys, what was expected."""
+    sites = report["alive"]
+    columns: list[tuple[str, Mapping[str, str]]] = [
+        ("alive", {site: str(alive) for site, alive in sites.items()}),
+    ]
+    if "identity_ci_error" in report or "geometry" in report:
+        columns += _toy_columns(report)
+    elif "l0" in report:
+        columns.append(("of", {site: str(n) for site, n in report.get("components", {}).items()}))
+        for threshold in next(iter(report["l0"].values())):
+            matter = {site: f"{report['l0'][site][threshold]:.1f}" for site in sites}
+            columns.append((f"L0 at {threshold}", matter))
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     table.add_column("site")
-    for column in ("alive", "pattern errors", "mmcs", "ml2r"):
-        table.add_column(column, justify="right")
-    for site, alive in report["alive"].items():
-        errors = report.get("identity_ci_error", {}).get(site, {})
-        geometry = report.get("geometry", {}).get(site, {})
-        table.add_row(
-            site,
-            str(alive),
-            ", ".join(f"{count} at {tolerance}" for tolerance, count in errors.items()) or "-",
-            *(f"{geometry[name]:.3f}" if name in geometry else "-" for name in ("mmcs", "ml2r")),
-        )
+    for name, _ in columns:
+        table.add_column(name, justify="right")
+    for site in sites:
+        table.add_row(site, *(cells.get(site, "-") for _, cells in columns))
     return table
+
+
+def _toy_columns(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, str]]]:
+    errors, geometry = report.get("identity_ci_error", {}), report.get("geometry", {})
+    told = {
+        site: ", ".join(f"{count} at {tolerance}" for tolerance, count in of_site.items()) or "-"
+        for site, of_site in errors.items()
+    }
+    measured = [
+        (name, {site: f"{of[name]:.3f}" for site, of in geometry.items() if name in of})
+        for name in ("mmcs", "ml2r")
+    ]
+    return [("pattern errors", told), *measured]
 
 
 def say(console: Console, line: str) -> None:

@@ -62,7 +62,7 @@ def evaluate(run: OpenedRun) -> dict[str, Any]:
         run.decomposition, run.target, assembly.evaluation_batches, assembly.keys.evaluation
     )
     draw_figures(run.directory, result, run.decomposition, run.target)
-    return result.report
+    return {"components": dict(assembly.counts), **result.report}
 
 
 def _told_inputs(directory: RunDirectory) -> dict[str, Any]:

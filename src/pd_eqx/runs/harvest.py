@@ -18,6 +18,7 @@ from pd_eqx.harvest.store import ABOUT, Harvest, HarvestError, Source, read_harv
 from pd_eqx.harvest.tally import Tally, tally_rows
 from pd_eqx.runs.inherit import product_fingerprint
 from pd_eqx.runs.open import OpenedRun
+from pd_eqx.runs.words import token_text
 
 _SECONDS_BETWEEN_SAVES = 60.0
 # Importances and activations of the rows that are measured at once, in bytes.
@@ -48,6 +49,7 @@ def harvest_run(
     """
     source = source_of(run)
     harvest = _begun(directory, source, settings)
+    text = token_text(run.config)
     settings = settings or (HarvestSettings() if harvest is None else harvest.tally.settings)
     saved_at = clock()
     unsaved = False
@@ -59,12 +61,12 @@ def harvest_run(
         unsaved = True
         watch(index, harvest.tally.positions)
         if clock() - saved_at > _SECONDS_BETWEEN_SAVES:
-            write_harvest(directory, harvest)
+            write_harvest(directory, harvest, text)
             saved_at, unsaved = clock(), False
     if harvest is None:
         raise HarvestError(f"no batch was asked for, and {directory} holds none")
     if unsaved:
-        write_harvest(directory, harvest)
+        write_harvest(directory, harvest, text)
     return harvest
 
 
