@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("report",),
     ("runs",),
+    ("cluster", "interpret"),
     ("harvest",),
     ("checkpoint", "evals", "data", "targets"),
     ("step",),

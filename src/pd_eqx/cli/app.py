@@ -6,6 +6,7 @@ Each command is a plain function that typer reads; a new one is imported and lis
 import typer
 
 from pd_eqx.cli.checkpoints import diff, inspect, migrate, strip, verify
+from pd_eqx.cli.cluster import cluster
 from pd_eqx.cli.evaluate import evaluate
 from pd_eqx.cli.export import export
 from pd_eqx.cli.harvest import harvest, merge_harvests
@@ -36,6 +37,7 @@ def run() -> None:
         migrate,
         harvest,
         merge_harvests,
+        cluster,
         export,
         import_spd,
     ):

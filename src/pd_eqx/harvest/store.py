@@ -84,7 +84,7 @@ class Harvest:
 
 
 def write_harvest(
-    directory: Path, harvest: Harvest, text: Callable[[int], str] | None = None
+    directory: Path, harvest: Harvest, text: Callable[[int], str | None] | None = None
 ) -> None:
     """Writes a harvest in place of what is there, all of it or nothing.
 
@@ -188,7 +188,7 @@ def _source(about: Mapping[str, Any]) -> Source:
     )
 
 
-def _tables(harvest: Harvest, text: Callable[[int], str] | None) -> dict[str, Any]:
+def _tables(harvest: Harvest, text: Callable[[int], str | None] | None) -> dict[str, Any]:
     import pyarrow as pa
 
     source, tally = harvest.source, harvest.tally

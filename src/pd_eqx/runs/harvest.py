@@ -1,7 +1,7 @@
 """Harvesting a run: batch after batch, saved now and then, and gone on with where it was stopped.
 
-Batch `i` of a harvest is batch `i` of the run's evaluations, and a pure function of the run's seed and of `i`; so ranges
-of batches can be harvested anywhere and merged into what one pass over all of them gives.
+Batches come from what the run was trained on, and batch `i` is a pure function of the run's seed and of `i`; so ranges of
+batches can be harvested anywhere and merged into what one pass over all of them gives.
 """
 
 import time
@@ -128,8 +128,19 @@ def merge_harvests(parts: list[Path], into: Path) -> Harvest:
             total = Harvest(total.source, total.tally + harvest.tally)
         except ValueError as error:
             raise HarvestError(f"{part}: {error}") from None
-    write_harvest(into, total)
+    write_harvest(into, total, _read_text(parts))
     return total
+
+
+def _read_text(parts: list[Path]) -> Callable[[int], str | None]:
+    """The texts of the tokens of all parts."""
+    import pyarrow.parquet as pq
+
+    texts: dict[int, str | None] = {}
+    for part in parts:
+        table = pq.read_table(part / "vocabulary.parquet", columns=["token", "text"])
+        texts.update(zip(table["token"].to_pylist(), table["text"].to_pylist(), strict=True))
+    return texts.__getitem__
 
 
 _draw = jax.jit(draw_batch)
