@@ -47,9 +47,9 @@ def measure(example: str, updates: int, repeats: int, seconds: float) -> Speed:
     config = load_config(EXAMPLES / f"{example}.yaml")
     assembly = assemble(config)
     recipe = config.target.recipe()
-    target = jax.jit(lambda key: recipe.target(*recipe.init(key)), out_shardings=assembly.sharding)(
-        assembly.keys.target
-    )
+    target = jax.jit(
+        lambda key: recipe.target(*recipe.init(key)), out_shardings=assembly.layout.replicated
+    )(assembly.keys.target)
     started = time.perf_counter()
     step = assembly.compile(target)
     compile_seconds = time.perf_counter() - started

@@ -29,12 +29,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("step",),
     ("objective",),
     ("state", "losses", "adversary", "masks", "ci", "linear", "schedule", "optimizers"),
-    ("sharding", "donation", "components", "sites", "precision", "unembedding"),
+    ("sharding", "processes", "donation", "components", "sites", "precision", "unembedding"),
 )
 
 # These are of use without parameter decomposition, and may import no other room than those named.
 ALONE: Mapping[str, frozenset[str]] = {
-    "checkpoint": frozenset({"checkpoint", "donation"}),
+    "checkpoint": frozenset({"checkpoint", "donation", "processes"}),
+    "processes": frozenset({"processes"}),
     "donation": frozenset({"donation"}),
 }
 

@@ -23,6 +23,7 @@ from pd_eqx.losses import faithfulness
 from pd_eqx.objective import Average, Context, Objective
 from pd_eqx.optimizers import Optimizer, Optimizers, global_norm
 from pd_eqx.precision import as_dtype
+from pd_eqx.sharding import Layout
 from pd_eqx.sites import Site
 from pd_eqx.state import Decomposition, TrainingItem, TrainState
 from pd_eqx.unembedding import Outputs
@@ -139,6 +140,8 @@ def make_train_step(
     total_steps: int,
     *,
     compute_dtype: jax.typing.DTypeLike | None = None,
+    layout: Layout | None = None,
+    out_shardings: Any = None,
 ) -> TrainStep:
     """The jitted step of a run of `total_steps` updates.
 
@@ -146,6 +149,9 @@ def make_train_step(
 
     - `compute_dtype`: of the forward passes; see `pd_eqx.precision`. None computes in the dtypes of the target and
       of its batches. Parameters, moments, importances, losses and faithfulness keep theirs.
+    - `layout`: where the batch, what is computed of it, and its importances lie; None leaves it to XLA.
+    - `out_shardings`: as for `jax.jit`, of the new state and the metrics. On a mesh they must be the state's own, or
+      the next call would meet a state that it was not compiled for.
 
     **Returns:** a function `(state, target, batches, key, n_updates)` that donates `state` and returns the new
     state and the last update's metrics: `loss/total`, `loss/<term>`, `grad_norm/<group>`, `lr/<group>`, and
@@ -166,22 +172,26 @@ def make_train_step(
         key_batch, key_terms = jax.random.split(key_update)
         key_noise = jax.random.fold_in(key_update, 2)
         inputs = as_dtype(batches(key_batch, step), compute_dtype)
+        inputs = inputs if layout is None else layout.with_batch(inputs)
         forward = as_dtype(target, compute_dtype)
         sites = decomposition.components.V
         clean, site_inputs, _ = jax.lax.stop_gradient(capture(forward, inputs, sites))
+        if layout is not None:
+            clean, site_inputs = layout.with_batch((clean, site_inputs))
         weights = {site: weight for site, weight in target.weights().items() if site in sites}
 
         def context_of(trained: Decomposition, sources: dict[str, Sources]) -> Context:
             noise = None
             if objective.importance_noise:
                 noise = _importance_noise(key_noise, trained, site_inputs)
+            importances = trained.ci_fn(site_inputs, trained.components, noise)
             return Context(
                 target=forward,
                 weights=weights,
                 inputs=inputs,
                 clean=clean,
                 components=trained.components,
-                importances=trained.ci_fn(site_inputs, trained.components, noise),
+                importances=importances if layout is None else layout.with_components(importances),
                 step=step,
                 total_steps=total_steps,
                 sources=sources,
@@ -251,7 +261,7 @@ def make_train_step(
         _, state, metrics = jax.lax.while_loop(unfinished, once, (jnp.int32(0), state, nothing))
         return state, metrics
 
-    return jax.jit(run, donate_argnums=0)
+    return jax.jit(run, donate_argnums=0, out_shardings=out_shardings)
 
 
 def non_finite(metrics: Mapping[str, Any]) -> list[str]:
@@ -280,11 +290,13 @@ def _importance_noise(
     }
 
 
-def make_faithfulness_warmup(optimizer: Optimizer, total_steps: int) -> Callable[..., Any]:
+def make_faithfulness_warmup(
+    optimizer: Optimizer, total_steps: int, out_shardings: Any = None
+) -> Callable[..., Any]:
     """A jitted `(components, opt_state, weights, first, n_updates) → (components, opt_state, loss)`.
 
     Moves the components alone, down the faithfulness loss alone, before the first step of a run; the optimizer's
-    state is then thrown away. Donates the components and the optimizer's state.
+    state is then thrown away. Donates the components and the optimizer's state. `out_shardings` is as for `jax.jit`.
 
     Source: golden numbers `08_optim_schedules`, `fwarm`.
     """
@@ -312,4 +324,4 @@ def make_faithfulness_warmup(optimizer: Optimizer, total_steps: int) -> Callable
         zero = jnp.zeros((), jnp.result_type(float))
         return jax.lax.fori_loop(0, n_updates, once, (components, opt_state, zero))
 
-    return jax.jit(run, donate_argnums=(0, 1))
+    return jax.jit(run, donate_argnums=(0, 1), out_shardings=out_shardings)

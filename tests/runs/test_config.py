@@ -221,6 +221,7 @@ def test_what_is_beside_the_trajectory_is_a_short_list() -> None:
         "name",
         "log_every",
         "max_updates_per_dispatch",
+        "mesh",
         "checkpoint",
         "evaluation",
     }

@@ -83,7 +83,7 @@ def test_a_published_model_is_referred_to_and_its_sites_are_chosen_by_patterns(
     whole = load_model(folder / "model")
     same = jax.tree.map(lambda a, b: bool((a == b).all()), target.layers, whole.layers)
     assert all(jax.tree.leaves(same))
-    assert {leaf.sharding for leaf in jax.tree.leaves(target)} == {assembly.sharding}
+    assert {leaf.sharding for leaf in jax.tree.leaves(target)} == {assembly.layout.replicated}
     assert recorded(directory)["target"]["told"].endswith("stored as F32")
 
 

@@ -17,8 +17,8 @@ Names that are not plain decimal numbers, and numbers without a manifest, are ne
 """
 
 import os
+import secrets
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,14 +63,22 @@ def removing(name: str) -> int | None:
     return step_number(name.removeprefix(_REMOVING)) if name.startswith(_REMOVING) else None
 
 
-def stage(root: Path, step: int) -> Path:
-    """An empty directory to write step N into; what earlier, failed saves of it left is removed."""
+def attempt() -> int:
+    """A number for one attempt to save; of 31 bits."""
+    return secrets.randbits(31)
+
+
+def staging(root: Path, step: int, attempt: int) -> Path:
+    """The directory that an attempt writes step N into."""
+    return root / f"{_SAVING}{step}-{attempt:08x}"
+
+
+def stage(root: Path, step: int, attempt: int) -> None:
+    """Make that directory; what earlier, failed saves of the step left is removed."""
     for name in foreign(root):
         if saving(name) == step:
             shutil.rmtree(root / name)
-    staged = root / f"{_SAVING}{step}-{uuid.uuid4().hex[:8]}"
-    staged.mkdir(parents=True)
-    return staged
+    staging(root, step, attempt).mkdir(parents=True)
 
 
 def unstage(root: Path, step: int) -> None:

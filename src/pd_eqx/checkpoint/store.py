@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pd_eqx import processes
 from pd_eqx.checkpoint import disk, items, manifest
 from pd_eqx.checkpoint.background import Background
 from pd_eqx.checkpoint.describe import StepDescription, StoreDescription, strays
@@ -83,7 +84,8 @@ class CheckpointStore:
       The copy is as large as what the state takes on all devices of this process, replicas included,
       and is freed when the write is done; the loop may donate the state at once, and still reuses all of it.
 
-    A state that spans several processes is refused: here the directory is one process's to commit.
+    Where a run has several processes, all of them make the same calls, on a directory that all of them see: each writes
+    and reads its own shards, nothing is gathered, and the first commits the step while the others wait.
     """
 
     def __init__(
@@ -152,10 +154,10 @@ class CheckpointStore:
                 "remove it by hand, or save under another step"
             )
         refuse_unsavable(state)
-        if jax.process_count() > 1:
+        if self._background is not None and processes.count() > 1:
             raise SaveFailedError(
-                f"this program runs as {jax.process_count()} processes, and a step is committed by one; "
-                "run one process that holds all the devices"
+                f"this program runs as {processes.count()} processes, whose saves in the background would cross the "
+                "computations of the loop; open the store with asynchronous=False"
             )
         with jax.set_mesh(None):
             pending = [self._pend(name, item) for name, item in fields(state).items()]
@@ -309,24 +311,33 @@ class CheckpointStore:
 
     def _write(self, step: int, pending: Sequence[_Pending]) -> None:
         try:
-            staged = disk.stage(self.path, step)
+            attempt = int(processes.gathered(disk.attempt())[0, 0])
+            staged = disk.staging(self.path, step, attempt)
             directory = staged / str(step)
+            processes.by_first(lambda: disk.stage(self.path, step, attempt))
             trees = {
                 item.name: item.treedef.unflatten(item.arrays) for item in pending if item.arrays
             }
             items.write(directory, trees)
-            disk.flush_tree(directory)
-            record = _recorded(step, directory, pending)
-            disk.write(directory / manifest.NAME, manifest.encode(record))
-            disk.flush(directory)
-            disk.publish(staged, self.path, step)
+            processes.by_first(lambda: self._commit(step, staged, pending))
+        except processes.PeerError:
+            raise
         except Exception as error:
-            disk.unstage(self.path, step)
+            if processes.is_first():
+                disk.unstage(self.path, step)
             raise SaveFailedError(
                 f"step {step} was not saved to {self.path}: {error}. The steps before it are as they "
                 "were, and saving it again is safe"
             ) from error
-        self._prune(step)
+        processes.by_first(lambda: self._prune(step))
+
+    def _commit(self, step: int, staged: Path, pending: Sequence[_Pending]) -> None:
+        directory = staged / str(step)
+        disk.flush_tree(directory)
+        record = _recorded(step, directory, pending)
+        disk.write(directory / manifest.NAME, manifest.encode(record))
+        disk.flush(directory)
+        disk.publish(staged, self.path, step)
 
     def _prune(self, saved: int) -> None:
         if self._keep_last is None and self._keep_every is None:

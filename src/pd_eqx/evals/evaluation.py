@@ -17,6 +17,7 @@ from pd_eqx.evals import means
 from pd_eqx.evals.metric import Arrays, BatchMetric, ProductMetric, Report
 from pd_eqx.evals.observation import decomposed_sites, draw_batch, observe
 from pd_eqx.evals.shared_adversary import Attack, SharedAdversary
+from pd_eqx.sharding import Layout
 from pd_eqx.state import Decomposition
 from pd_eqx.step import BatchSource, Target
 
@@ -63,15 +64,18 @@ class Result:
 class Evaluation:
     """A compiled evaluation; made by `make_evaluation`."""
 
-    def __init__(self, settings: EvaluationSettings) -> None:
+    def __init__(self, settings: EvaluationSettings, layout: Layout | None = None) -> None:
         self.settings = settings
-        self._draw = jax.jit(draw_batch)
-        self._product = jax.jit(self.measure_product)
-        self._measure = jax.jit(self.measure_batch)
+        # Numbers are whole on every device, so that each process can read them.
+        whole = None if layout is None else layout.replicated
+        batch_and_key = None if layout is None else (layout.by_batch, layout.replicated)
+        self._draw = jax.jit(draw_batch, out_shardings=batch_and_key)
+        self._product = jax.jit(self.measure_product, out_shardings=whole)
+        self._measure = jax.jit(self.measure_batch, out_shardings=whole)
         # Apart from the measuring, which would else compile once more for the first batch.
         self._combine = jax.jit(means.combine, donate_argnums=0)
         self._attacks = tuple(
-            Attack(adversary, place) for place, adversary in enumerate(settings.adversaries)
+            Attack(adversary, place, layout) for place, adversary in enumerate(settings.adversaries)
         )
 
     def __call__(
@@ -154,9 +158,14 @@ class Evaluation:
         return Result(report, arrays)
 
 
-def make_evaluation(settings: EvaluationSettings) -> Evaluation:
-    """An evaluation that compiles at its first call, once for each shape of its arguments."""
-    return Evaluation(settings)
+def make_evaluation(settings: EvaluationSettings, layout: Layout | None = None) -> Evaluation:
+    """An evaluation that compiles at its first call, once for each shape of its arguments.
+
+    **Arguments:**
+
+    - `layout`: of the run, on a mesh: batches lie with its batches, and numbers on every device.
+    """
+    return Evaluation(settings, layout)
 
 
 def _merge(into: dict[str, Any], more: Mapping[str, Any], path: str) -> None:

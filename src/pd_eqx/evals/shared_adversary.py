@@ -19,6 +19,7 @@ from pd_eqx.evals.means import Mean, combine, mean_of
 from pd_eqx.evals.observation import Observation, draw_batch, observe
 from pd_eqx.losses import Distance, MeanSquaredError
 from pd_eqx.masks import SiteSource, interpolate
+from pd_eqx.sharding import Layout
 from pd_eqx.state import Decomposition
 from pd_eqx.step import BatchSource, Target
 
@@ -73,14 +74,19 @@ class Attack:
     """An adversary with its parts compiled, as long as it lives.
 
     - `place`: its number among an evaluation's adversaries; each starts from sources of its own.
+    - `layout`: see `make_evaluation`.
     """
 
-    def __init__(self, adversary: SharedAdversary, place: int) -> None:
+    def __init__(
+        self, adversary: SharedAdversary, place: int, layout: Layout | None = None
+    ) -> None:
         self.adversary = adversary
         self._place = place
-        self._start = jax.jit(self._start_on)
-        self._climb = jax.jit(self._climb_on)
-        self._measure = jax.jit(self._measure_on)
+        self._layout = layout
+        whole = None if layout is None else layout.replicated
+        self._start = jax.jit(self._start_on, out_shardings=whole)
+        self._climb = jax.jit(self._climb_on, out_shardings=whole)
+        self._measure = jax.jit(self._measure_on, out_shardings=whole)
         self._move = jax.jit(adversary.move)
         self._add = jax.jit(lambda total, part: jax.tree.map(jnp.add, total, part))
         self._combine = jax.jit(combine)
@@ -116,22 +122,24 @@ class Attack:
         key = batch[3]
         # Batches fold in their number, which never comes near this one.
         key_start = jax.random.fold_in(jax.random.fold_in(key, np.uint32(2**32 - 1)), self._place)
-        return self.adversary.start(_observed(*batch), key_start)
+        return self.adversary.start(self._observed(*batch), key_start)
 
     def _climb_on(self, *batch_and_sources: Any) -> Sources:
         *batch, sources = batch_and_sources
-        return self.adversary.climb(sources, _observed(*batch))
+        return self.adversary.climb(sources, self._observed(*batch))
 
     def _measure_on(self, *batch_and_sources: Any) -> Mean:
         *batch, sources = batch_and_sources
-        return self.adversary.measure(sources, _observed(*batch))
+        return self.adversary.measure(sources, self._observed(*batch))
 
-
-def _observed(
-    decomposition: Decomposition,
-    target: Target,
-    batches: BatchSource,
-    key: PRNGKeyArray,
-    index: Int[Array, ""],
-) -> Observation:
-    return observe(decomposition, target, draw_batch(batches, key, index)[0])
+    def _observed(
+        self,
+        decomposition: Decomposition,
+        target: Target,
+        batches: BatchSource,
+        key: PRNGKeyArray,
+        index: Int[Array, ""],
+    ) -> Observation:
+        inputs = draw_batch(batches, key, index)[0]
+        inputs = inputs if self._layout is None else self._layout.with_batch(inputs)
+        return observe(decomposition, target, inputs)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
@@ -17,11 +18,11 @@ from pd_eqx.components import Components
 from pd_eqx.data.corpus import CorpusError
 from pd_eqx.evals.evaluation import Evaluation, make_evaluation
 from pd_eqx.runs.config import Config
+from pd_eqx.sharding import Layout, MeshShape, make_layout
 from pd_eqx.sites import UnknownSiteError
 from pd_eqx.state import Decomposition, TrainState
 from pd_eqx.step import (
     BatchSource,
-    TrainStep,
     init_state,
     make_faithfulness_warmup,
     make_train_step,
@@ -51,16 +52,17 @@ class Assembly:
     batches: BatchSource
     evaluation_batches: BatchSource
     counts: dict[str, int]
-    step: TrainStep
-    sharding: jax.sharding.Sharding
+    layout: Layout
 
     def fresh(self, target: Target) -> TrainState:
         """The state at step 0, before the faithfulness warm-up."""
-        return jax.jit(self._init, out_shardings=self.sharding)(self.keys.init, target)
+        shapes = eqx.filter_eval_shape(self._init, self.keys.init, target)
+        places = self.layout.shardings(shapes)
+        return jax.jit(self._init, out_shardings=places)(self.keys.init, target)
 
     def abstract(self, target: Target) -> TrainState:
         """Shapes, dtypes and places of the state, without numbers."""
-        return self.placed(eqx.filter_eval_shape(self._init, self.keys.init, target))
+        return self.layout.abstract(eqx.filter_eval_shape(self._init, self.keys.init, target))
 
     def abstract_product(self, target: Target) -> Decomposition:
         """The same of the decomposition alone; needs no data."""
@@ -72,26 +74,45 @@ class Assembly:
                 key, target, self.counts, config.ci_fn.build, optimizers
             ).decomposition
 
-        return self.placed(eqx.filter_eval_shape(init, self.keys.init, target))
-
-    def placed(self, abstract: Any) -> Any:
-        """The same shapes on this run's devices."""
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.sharding),
-            abstract,
+        return self.layout.abstract(
+            eqx.filter_eval_shape(init, self.keys.init, target), "decomposition"
         )
+
+    def abstract_target(self) -> Any:
+        """Shapes, dtypes and places of the target, without numbers."""
+        return self.layout.abstract(self.config.target.abstract(), "target")
 
     def compile(self, target: Target) -> jax.stages.Compiled:
         """The step's executable: `(state, target, batches, key, n_updates as np.int32)`."""
-        arguments = (self.abstract(target), target, self.batches, self.keys.train, np.int32(1))
-        return self.step.lower(*arguments).compile()
+        return self.lower(target).compile()
+
+    def lower(self, target: Any) -> jax.stages.Lowered:
+        """The step for this run's state; `target` may be abstract."""
+        state = self.abstract(target)
+        places = jax.tree.map(lambda leaf: leaf.sharding, state)
+        step = make_train_step(
+            self.config.build_objective(),
+            self.config.optimizers.build(),
+            self.config.steps,
+            compute_dtype=self.config.build_compute_dtype(),
+            layout=self.layout,
+            out_shardings=(places, self.layout.replicated),
+        )
+        return step.lower(state, target, self.batches, self.keys.train, np.int32(1))
 
     def evaluation(self, *, in_full: bool) -> Evaluation:
         """What is measured: the cheap part in the loop, or all of it at the end."""
         settings = self.config.target.evaluation(
             self.config.evaluation, self.counts, in_full=in_full
         )
-        return make_evaluation(settings)
+        return make_evaluation(settings, self.layout)
+
+    def whole(self, tree: Any) -> Any:
+        """A copy of a tree of this run's arrays, whole on every device."""
+        copied = jax.jit(
+            lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=self.layout.replicated
+        )
+        return copied(tree)
 
     def _init(self, key: PRNGKeyArray, target: Target) -> TrainState:
         return init_state(
@@ -115,36 +136,33 @@ class Unavailable(eqx.Module):
         raise CorpusError(self.why)
 
 
-def assemble(config: Config, *, needs_data: bool = True) -> Assembly:
+def assemble(config: Config, *, needs_data: bool = True, mesh: MeshShape | None = None) -> Assembly:
     """Everything about a run that does not depend on its target's numbers.
 
     **Arguments:**
 
     - `needs_data`: whether data that is not here is an error at once, or only when a batch is asked for: who opens
       a product may not want any.
+    - `mesh`: instead of the configured one.
 
-    **Errors:** `UnknownSiteError` for a site pattern that matches nothing; `CorpusError`.
+    **Errors:** `UnknownSiteError` for a site pattern that matches nothing; `CorpusError`; `MeshError` where the mesh does
+    not fit the devices, a site or the batch.
     """
     try:
         counts = config.counts()
     except UnknownSiteError as error:
         raise UnknownSiteError(f"sites: {error}") from None
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    batches, evaluation_batches = _batches(config, sharding, needs_data)
+    layout = make_layout(
+        (mesh or config.mesh.build()).mesh(), config.target.sites(), counts, config.data.batch_size
+    )
+    batches, evaluation_batches = _batches(config, layout.replicated, needs_data)
     return Assembly(
         config=config,
-        keys=jax.jit(_keys, out_shardings=sharding)(np.uint32(config.seed)),
+        keys=jax.jit(_keys, out_shardings=layout.replicated)(np.uint32(config.seed)),
         batches=batches,
         evaluation_batches=evaluation_batches,
         counts=counts,
-        step=make_train_step(
-            config.build_objective(),
-            config.optimizers.build(),
-            config.steps,
-            compute_dtype=config.build_compute_dtype(),
-        ),
-        sharding=sharding,
+        layout=layout,
     )
 
 
@@ -163,16 +181,19 @@ def _batches(
 
 
 def warm_up(
-    config: Config, components: Components, target: Target, updates_per_dispatch: int = 1000
+    assembly: Assembly, components: Components, target: Target, updates_per_dispatch: int = 1000
 ) -> Components:
     """The components after the configured faithfulness warm-up; consumes those it is given."""
-    warmup = config.faithfulness_warmup
+    warmup = assembly.config.faithfulness_warmup
     if warmup is None:
         return components
     weights = {site: W for site, W in target.weights().items() if site in components.V}
     optimizer = warmup.optimizer.build()
-    opt_state = jax.jit(optimizer.init)(components)
-    run = make_faithfulness_warmup(optimizer, warmup.steps)
+    layout = assembly.layout
+    moments = layout.shardings(eqx.filter_eval_shape(optimizer.init, components))
+    opt_state = jax.jit(optimizer.init, out_shardings=moments)(components)
+    places = (layout.shardings(components), moments, layout.replicated)
+    run = make_faithfulness_warmup(optimizer, warmup.steps, places)
     done = 0
     while done < warmup.steps:
         n = min(updates_per_dispatch, warmup.steps - done)

@@ -124,6 +124,7 @@ def load_export(folder: str | Path, mesh: Place = None) -> OpenedExport:
 
     from pd_eqx.runs.assembly import assemble
     from pd_eqx.runs.config import Config
+    from pd_eqx.sharding import MeshShape
 
     folder = Path(folder)
     described = _described(folder)
@@ -136,8 +137,8 @@ def load_export(folder: str | Path, mesh: Place = None) -> OpenedExport:
             raise ExportError(
                 f"{folder / name} is not the file that was exported (its SHA-256 is not that of {CONFIG}); get it again"
             )
-    assembly = assemble(config)
-    target_like = assembly.placed(config.target.abstract())
+    assembly = assemble(config, needs_data=False, mesh=MeshShape(1, 1, 1))
+    target_like = assembly.layout.abstract(config.target.abstract(), "target")
     target = _restored(folder / TARGET, target_like, "target/", mesh)
     product_like = assembly.abstract(target).decomposition
     decomposition = _restored(folder / DECOMPOSITION, product_like, "", mesh)

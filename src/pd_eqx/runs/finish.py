@@ -8,7 +8,11 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+import jax
+
+from pd_eqx import processes
 from pd_eqx.evals.evaluation import Result
+from pd_eqx.runs.assembly import Assembly
 from pd_eqx.runs.directory import RunDirectory, read_json, write_json
 from pd_eqx.runs.inputs import recorded
 from pd_eqx.runs.open import OpenedRun
@@ -25,10 +29,18 @@ def finish(run: OpenedRun, seconds: Callable[[], float]) -> dict[str, Any]:
     - `run`: opened at its last step.
     - `seconds`: how long the run has taken, all its processes together.
 
-    **Returns:** the summary.
+    **Returns:** the summary, in the first process; an empty one in the others.
     """
-    config = run.assembly.config
     report = evaluate(run)
+    summary: dict[str, Any] = {}
+    processes.by_first(lambda: summary.update(_written(run, report, seconds)))
+    return summary
+
+
+def _written(
+    run: OpenedRun, report: dict[str, Any], seconds: Callable[[], float]
+) -> dict[str, Any]:
+    config = run.assembly.config
     record = read_json(run.directory.record)
     last = read_metrics(run.directory.metrics)[-1]
     summary = {
@@ -61,7 +73,7 @@ def evaluate(run: OpenedRun) -> dict[str, Any]:
     result = measure(
         run.decomposition, run.target, assembly.evaluation_batches, assembly.keys.evaluation
     )
-    draw_figures(run.directory, result, run.decomposition, run.target)
+    draw_figures(run.directory, assembly, result, run.decomposition, run.target)
     return {"components": dict(assembly.counts), **result.report}
 
 
@@ -72,10 +84,24 @@ def _told_inputs(directory: RunDirectory) -> dict[str, Any]:
 
 
 def draw_figures(
-    directory: RunDirectory, result: Result, decomposition: Decomposition, target: Target
+    directory: RunDirectory,
+    assembly: Assembly,
+    result: Result,
+    decomposition: Decomposition,
+    target: Target,
 ) -> None:
-    """Writes into `figures/` what an evaluation and the run's records have the numbers for."""
-    from pd_eqx.evals import figures
+    """Writes into `figures/` what an evaluation and the run's records have the numbers for.
 
-    records = read_metrics(directory.metrics)
-    figures.save(figures.draw(result, decomposition, target, records), directory.figures)
+    Drawn once, by the first process, of copies that are whole there: whoever looks at a state itself from the host keeps
+    it from being donated.
+    """
+    product, network = assembly.whole((decomposition, target))
+
+    def draw() -> None:
+        from pd_eqx.evals import figures
+
+        records = read_metrics(directory.metrics)
+        on_host = jax.device_get((product, network))
+        figures.save(figures.draw(result, *on_host, records), directory.figures)
+
+    processes.by_first(draw)

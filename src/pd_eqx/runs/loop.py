@@ -12,6 +12,7 @@ The order at one step is: record, evaluation, the record made durable, checkpoin
 since the last checkpoint, and the record then has neither a gap nor a step twice.
 """
 
+import contextlib
 import dataclasses
 import shutil
 import time
@@ -21,9 +22,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from pd_eqx import processes
 from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.donation import ReuseReport, measure_reuse
 from pd_eqx.runs.assembly import Assembly, assemble, warm_up
@@ -37,7 +38,7 @@ from pd_eqx.runs.open import OpenedRun, restore_product
 from pd_eqx.runs.parent import parent_directory
 from pd_eqx.runs.preemption import NeverStop, Stop
 from pd_eqx.runs.stored_target import stored_target
-from pd_eqx.runs.tracking import MetricsFile, Tracker
+from pd_eqx.runs.tracking import MetricsFile, NoMetrics, Tracker
 from pd_eqx.state import TrainState
 from pd_eqx.step import non_finite
 from pd_eqx.targets.base import Target
@@ -117,14 +118,24 @@ def train(
     - `clock`: seconds; wall-clock fields come from it alone.
 
     **Errors:** `RunDirectoryError`; `ConfigMismatchError` if the directory's run is another one;
-    `NonFiniteError`; those of the target's training; `CheckpointError`.
+    `NonFiniteError`; those of the target's training; `CheckpointError`; `PeerError` where another process of the run is
+    gone.
     """
     directory = RunDirectory(run_dir)
-    directory.prepare()
-    with directory.locked():
-        return _Session(
+    processes.by_first(directory.prepare)
+    lock = directory.locked() if processes.is_first() else contextlib.nullcontext()
+    with lock:
+        if not processes.is_first():
+            watcher, trackers = None, ()
+        session = _Session(
             config, directory, stop or NeverStop(), watcher or Silent(), trackers, clock
-        ).run()
+        )
+        try:
+            return session.run()
+        except jax.errors.JaxRuntimeError as error:
+            if processes.count() == 1 or "RESOURCE_EXHAUSTED" in str(error):
+                raise
+            raise processes.peer_error(error) from error
 
 
 class _Session:
@@ -153,23 +164,29 @@ class _Session:
         with CheckpointStore(
             self.directory.checkpoints, keep_last=kept.keep_last, keep_every=kept.keep_every
         ) as store:
-            latest = store.latest_step()
-            self._claim(latest)
+            # What the first process sees counts: another's view of a shared directory may be a moment older.
+            found = store.latest_step()
+            agreed = int(processes.gathered(-1 if found is None else found)[0, 0])
+            latest = None if agreed < 0 else agreed
+            self.saved = latest
+            processes.by_first(lambda: self._claim(latest))
             if latest == self.config.steps and self.directory.summary.exists():
                 return Outcome(
                     self.config.steps, read_json(self.directory.summary), was_finished=True
                 )
             assembly = assemble(located(self.config, self.directory))
-            pin_data(self.directory, assembly.config)
+            processes.by_first(lambda: pin_data(self.directory, assembly.config))
+            self._tell_idle(assembly)
             target = stored_target(
                 self.directory, assembly, self.watcher.say, resumed=latest is not None
             )
-            with MetricsFile(self.directory.metrics, after=latest or 0) as metrics:
+            with self._records(latest or 0) as metrics:
                 self.began -= metrics.last["seconds"] if metrics.last else 0.0
                 if latest != self.config.steps:
                     self._advance(store, latest, assembly, target, metrics)
             assert self.saved is not None
-            if self.saved < self.config.steps or self.stop.requested:
+            stopping = bool(processes.gathered(self.stop.requested).any())
+            if self.saved < self.config.steps or stopping:
                 return Outcome(self.saved, None)
             self.watcher.say("evaluate")
             product = restore_product(store, assembly, target, self.saved)
@@ -177,9 +194,11 @@ class _Session:
             summary = finish(run, lambda: self.clock() - self.began)
             return Outcome(self.saved, summary)
 
+    def _records(self, after: int) -> MetricsFile | NoMetrics:
+        return MetricsFile(self.directory.metrics, after) if processes.is_first() else NoMetrics()
+
     def _claim(self, latest: int | None) -> None:
         """Makes the directory this run's, or checks that it is."""
-        self.saved = latest
         if latest is None:
             self.stop.note(f"nothing was saved yet in {self.directory.root}; nothing was lost")
             self._clear()
@@ -209,8 +228,18 @@ class _Session:
         self.directory.inputs.unlink(missing_ok=True)
 
     def _record(self, **known: Any) -> None:
+        if not processes.is_first():
+            return
         before = read_json(self.directory.record) if self.directory.record.exists() else {}
         write_json(self.directory.record, {**before, "format": FORMAT, **known})
+
+    def _tell_idle(self, assembly: Assembly) -> None:
+        used, found = assembly.layout.mesh.devices.size, jax.device_count()
+        if used < found:
+            self.watcher.say(
+                f"{found - used} of {found} devices are idle; set one axis of mesh to null to take them all, as in "
+                "mesh.replica=null"
+            )
 
     def _pin_parent(self) -> None:
         """Records which product a fine-tuning run started from: a path and a step may come to hold another one."""
@@ -236,7 +265,7 @@ class _Session:
         latest: int | None,
         assembly: Assembly,
         target: Target,
-        metrics: MetricsFile,
+        metrics: MetricsFile | NoMetrics,
     ) -> None:
         """From the latest whole step, or from none, to the end or to a signal."""
         self.watcher.say("compile")
@@ -254,7 +283,7 @@ class _Session:
             self._loop(store, step, state, assembly, target, metrics)
 
     def _save(
-        self, store: CheckpointStore, step: int, state: TrainState, metrics: MetricsFile
+        self, store: CheckpointStore, step: int, state: TrainState, metrics: MetricsFile | NoMetrics
     ) -> None:
         metrics.sync()
         store.save(step, state)
@@ -268,7 +297,7 @@ class _Session:
         state: TrainState,
         assembly: Assembly,
         target: Target,
-        metrics: MetricsFile,
+        metrics: MetricsFile | NoMetrics,
     ) -> None:
         config = self.config
         assert self.saved is not None
@@ -276,8 +305,8 @@ class _Session:
         evaluate = assembly.evaluation(in_full=False)
         pace = Pace(config.max_updates_per_dispatch)
         first = True
-        while done < config.steps and not (self.stop.requested and done == self.saved):
-            n = pace.updates(self._until_due(done))
+        n, stopping = self._agreed(pace, done)
+        while done < config.steps and not (stopping and done == self.saved):
             arguments = (target, assembly.batches, assembly.keys.train, np.int32(n))
             before = self.clock()
             if first:
@@ -305,15 +334,19 @@ class _Session:
                 )
                 values |= result.flat("eval/")
                 if pictured:
-                    # Of a copy: whoever looks at the state itself from the host keeps it from being donated.
-                    product = jax.tree.map(jnp.copy, state.decomposition)
-                    draw_figures(self.directory, result, product, target)
+                    draw_figures(self.directory, assembly, result, state.decomposition, target)
             if evaluated or self._due(done, config.log_every):
                 record = {"step": done, "seconds": round(self.clock() - self.began, 3), **values}
                 for tracker in (metrics, *self.trackers):
                     tracker.log(record)
-            if self.stop.requested or self._due(done, config.checkpoint.every):
+            n, stopping = self._agreed(pace, done)
+            if stopping or self._due(done, config.checkpoint.every):
                 self._save(store, done, state, metrics)
+
+    def _agreed(self, pace: "Pace", done: int) -> tuple[int, bool]:
+        """The next dispatch's updates, and whether to stop: the same in every process."""
+        said = processes.gathered(pace.updates(self._until_due(done)), self.stop.requested)
+        return int(said[:, 0].min()), bool(said[:, 1].any())
 
     def _due(self, step: int, every: int | None) -> bool:
         return every is not None and (step % every == 0 or step == self.config.steps)
@@ -375,7 +408,7 @@ def _initialise(assembly: Assembly, target: Target) -> TrainState:
     parent = parent_directory(config)
     if parent is not None and config.parent is not None:
         return init_from_parent(state, parent.checkpoints, config.parent.step)
-    components = warm_up(config, state.decomposition.components, target)
+    components = warm_up(assembly, state.decomposition.components, target)
     return eqx.tree_at(lambda state: state.decomposition.components, state, components)
 
 

@@ -61,6 +61,7 @@ def open_run(run_dir: str | Path, step: int | None = None, mesh: Place = None) -
     from pd_eqx.runs.config_file import load_config
     from pd_eqx.runs.inputs import located
     from pd_eqx.runs.stored_target import load_target
+    from pd_eqx.sharding import MeshShape
 
     directory = RunDirectory(Path(run_dir))
     directory.require()
@@ -69,7 +70,8 @@ def open_run(run_dir: str | Path, step: int | None = None, mesh: Place = None) -
         if chosen is None:
             raise CheckpointNotFoundError(f"{run_dir} has no checkpoint yet; nothing can be opened")
         config = located(load_config(directory.config), directory)
-        assembly = assemble(config, needs_data=False)
+        # A consumer has its own devices, and as a rule fewer.
+        assembly = assemble(config, needs_data=False, mesh=MeshShape(1, 1, 1))
         target = load_target(directory, assembly, mesh)
         decomposition = restore_product(store, assembly, target, chosen, mesh)
     return OpenedRun(target, decomposition, directory, assembly, chosen)

@@ -11,7 +11,9 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 
+from pd_eqx import processes
 from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.runs.assembly import Assembly
 from pd_eqx.runs.config.language_models import PretrainedTarget
@@ -50,16 +52,42 @@ def stored_target(
     return load_target(directory, assembly)
 
 
+def _built(assembly: Assembly, configured: TrainedTarget, watch: Callable[[str], None]) -> Any:
+    """The target that the first process builds, placed like the rest of the run.
+
+    Built in one process, because two might not come to the same bits; the others wait for it.
+    """
+    if processes.count() == 1:
+        return configured.build(assembly.keys.target, watch)
+    abstract = assembly.abstract_target()
+    built: list[Any] = []
+    key = jax.random.wrap_key_data(jax.device_get(jax.random.key_data(assembly.keys.target)))
+
+    def build() -> None:
+        built.append(jax.device_get(configured.build(key, watch)))
+
+    processes.by_first(build)
+    empty = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)
+    numbers = processes.from_first(built[0] if built else empty)
+
+    def place(array: np.ndarray, like: Any) -> jax.Array:
+        return jax.make_array_from_callback(like.shape, like.sharding, lambda part: array[part])
+
+    return jax.tree.map(place, numbers, abstract)
+
+
 def load_target(directory: RunDirectory, assembly: Assembly, place: Place = None) -> Target:
     """The run's target, placed like the rest of the run unless `place` says where; nothing is written."""
     configured = assembly.config.target
     if isinstance(configured, PretrainedTarget):
         model = configured.open()
         check(directory, TARGET, model.path, model.fingerprint())
-        sharding = sharding_of(place) or assembly.sharding
-        target = configured.load(model, lambda name, shape: sharding)
+        asked, layout = sharding_of(place), assembly.layout
+        target = configured.load(
+            model, lambda name, shape: asked or layout.sharding(f"target.{name}", shape)
+        )
         return jax.device_get(target) if place == "host" else target
-    abstract = placed(assembly.placed(configured.abstract()), place)
+    abstract = placed(assembly.abstract_target(), place)
     with CheckpointStore(directory.target, read_only=True) as store:
         return store.restore_item("target", abstract, to="host" if place == "host" else "devices")
 
@@ -81,7 +109,9 @@ def _pin_published(
                 f"target.model: {model.path} is not the model that the parent {parent.root} took apart, which was at "
                 f"{theirs.get('path')}; a run starts from a decomposition of its own target"
             )
-    pin(directory, TARGET, configured.model, model.path, fingerprint, told)
+    processes.by_first(
+        lambda: pin(directory, TARGET, configured.model, model.path, fingerprint, told)
+    )
 
 
 def _store_trained(
@@ -93,7 +123,8 @@ def _store_trained(
     resumed: bool,
 ) -> None:
     with CheckpointStore(directory.target) as store:
-        if store.latest_step() is not None:
+        # What the first process sees counts.
+        if processes.gathered(store.latest_step() is not None)[0, 0]:
             return
         if resumed:
             raise RunDirectoryError(
@@ -104,5 +135,5 @@ def _store_trained(
         if parent is not None:
             target = load_target(parent, assembly)
         else:
-            target = configured.build(assembly.keys.target, watch)
+            target = _built(assembly, configured, watch)
         store.save(0, StoredTarget(target))

@@ -74,6 +74,25 @@ class MetricsFile:
         os.fsync(self._file.fileno())
 
 
+class NoMetrics:
+    """In place of a `MetricsFile`, in a process that writes none."""
+
+    last: dict[str, Any] | None = None
+
+    def __enter__(self) -> "NoMetrics":
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+    def log(self, record: Record) -> None:
+        """See `Tracker.log`: nobody takes it."""
+
+    def sync(self) -> None:
+        """See `MetricsFile.sync`: nothing to make durable."""
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The whole records of a `metrics.jsonl`, in order; a torn last line is left out.
 

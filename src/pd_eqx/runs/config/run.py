@@ -21,6 +21,7 @@ from pd_eqx.runs.config.targets import AnyTarget
 
 if TYPE_CHECKING:
     from pd_eqx.objective import Objective
+    from pd_eqx.sharding import MeshShape
 
 
 class CheckpointConfig(Node):
@@ -29,6 +30,32 @@ class CheckpointConfig(Node):
     every: Count = beside_trajectory(1000)
     keep_last: Count | None = beside_trajectory(2)
     keep_every: Count | None = beside_trajectory(None)
+
+
+class MeshConfig(Node):
+    """How many devices there are along each axis of the mesh; see `pd_eqx.sharding`.
+
+    One axis may be null, for all the devices that are left.
+    """
+
+    replica: Count | None = beside_trajectory(1)
+    fsdp: Count | None = beside_trajectory(1)
+    tensor: Count | None = beside_trajectory(1)
+
+    @pydantic.model_validator(mode="after")
+    def _can_be_filled(self) -> "MeshConfig":
+        open_axes = [name for name in type(self).model_fields if getattr(self, name) is None]
+        if len(open_axes) > 1:
+            raise ValueError(
+                f"{' and '.join(open_axes)} are null; only one axis can take the devices that are left"
+            )
+        return self
+
+    def build(self) -> "MeshShape":
+        """The library's mesh shape."""
+        from pd_eqx.sharding import MeshShape
+
+        return MeshShape(self.replica, self.fsdp, self.tensor)
 
 
 class ParentConfig(Node):
@@ -55,6 +82,7 @@ class Config(Node):
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     log_every: Count = beside_trajectory(100)
     max_updates_per_dispatch: Count = beside_trajectory(1000)
+    mesh: MeshConfig = MeshConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
