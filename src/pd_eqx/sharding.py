@@ -271,6 +271,8 @@ class Layout:
     def _that_tile(self, length: int, split: Split) -> Split:
         kept: list[str] = []
         for axis in split:
+            if self.mesh.shape[axis] == 1:
+                continue
             size = self.mesh.shape[axis] * math.prod(self.mesh.shape[other] for other in kept)
             if length % size == 0:
                 kept.append(axis)

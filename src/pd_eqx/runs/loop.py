@@ -235,7 +235,8 @@ class _Session:
 
     def _tell_idle(self, assembly: Assembly) -> None:
         used, found = assembly.layout.mesh.devices.size, jax.device_count()
-        if used < found:
+        # Simulated ones are no hardware that somebody pays for.
+        if used < found and jax.default_backend() != "cpu":
             self.watcher.say(
                 f"{found - used} of {found} devices are idle; set one axis of mesh to null to take them all, as in "
                 "mesh.replica=null"

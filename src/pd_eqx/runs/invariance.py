@@ -1,0 +1,144 @@
+"""Whether a run's numbers depend on how many devices it is on.
+
+They should not: what is averaged over a batch is averaged over all of it, wherever its parts lie. A sum in place of a
+mean, or a logarithm taken of each part, gives numbers that are each plausible and none the same. So the same run is made
+on several numbers of devices, in fresh processes, and everything that it recorded and saved is compared with what it was
+on the first of them.
+
+Sums in another order differ in the last bits, so the comparison has a bound, and what turns a last bit into a whole
+step has no business in it: signs of gradients, and moments divided by themselves where gradients are nearly zero.
+"""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pd_eqx.checkpoint import CheckpointStore
+from pd_eqx.runs.directory import RunDirectory
+from pd_eqx.runs.tracking import read_metrics
+
+BOUND = 1e-4
+# What differs between two runs that did the same.
+_OF_THE_CLOCK = frozenset({"seconds"})
+# The command line of this interpreter, whose package may be another one than an installed command's.
+_COMMAND = (sys.executable, "-c", "from pd_eqx.cli import main; main()")
+
+
+class InvarianceError(RuntimeError):
+    """A run that was to be compared did not come to its end; the message has its last words."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How far a number is from the first run's: `|a − b| / |a|`, of an array by its norm.
+
+    - `name`: the metric, or the leaf of the final state; `step`: where it is largest.
+    """
+
+    name: str
+    step: int
+    relative: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A run on so many devices beside the first, the worst differences first."""
+
+    devices: int
+    metrics: tuple[Difference, ...]
+    state: tuple[Difference, ...]
+
+    @property
+    def worst(self) -> float:
+        """The largest relative difference."""
+        return max(found.relative for found in (*self.metrics, *self.state))
+
+
+def run_on(
+    devices: int, config: Path, overrides: Sequence[str], run_dir: Path, command: Sequence[str]
+) -> None:
+    """Trains, in a process of its own, on so many simulated devices.
+
+    **Errors:** `InvarianceError` unless the run was finished.
+    """
+    arguments = ["train", str(config), "--run-dir", str(run_dir), "--simulate", str(devices)]
+    ended = subprocess.run(
+        [*command, *arguments, *overrides], capture_output=True, text=True, check=False
+    )
+    if ended.returncode != 0:
+        said = "\n".join(ended.stderr.strip().splitlines()[-12:])
+        raise InvarianceError(
+            f"the run on {devices} devices ended with status {ended.returncode}:\n{said}"
+        )
+
+
+def invariance(
+    config: Path,
+    overrides: Sequence[str],
+    devices: Sequence[int],
+    folder: Path,
+    *,
+    command: Sequence[str] = _COMMAND,
+) -> list[Comparison]:
+    """The run on each number of devices, compared with that on the first.
+
+    **Arguments:**
+
+    - `folder`: where the runs are kept.
+    - `command`: what takes the arguments of `pd-eqx`.
+
+    **Errors:** `InvarianceError`.
+    """
+    places = {count: folder / f"devices-{count}" for count in devices}
+    for count, place in places.items():
+        run_on(count, config, overrides, place, command)
+    first, *others = places.items()
+    return [compared(count, first[1], place) for count, place in others]
+
+
+def compared(devices: int, first: Path, other: Path) -> Comparison:
+    """A finished run beside another: every metric at every record, every leaf of the last state.
+
+    **Errors:** `InvarianceError` where they have not recorded the same steps and names.
+    """
+    records = [read_metrics(RunDirectory(place).metrics) for place in (first, other)]
+    if [(r["step"], sorted(r)) for r in records[0]] != [(r["step"], sorted(r)) for r in records[1]]:
+        raise InvarianceError(f"{first} and {other} have not recorded the same steps and metrics")
+    found: dict[str, Difference] = {}
+    for here, there in zip(*records, strict=True):
+        for name in here.keys() - _OF_THE_CLOCK - {"step"}:
+            relative = _relative(np.asarray(here[name]), np.asarray(there[name]))
+            if name not in found or relative > found[name].relative:
+                found[name] = Difference(name, here["step"], relative)
+    step, before = _last_state(first)
+    _, after = _last_state(other)
+    state = [Difference(path, step, _relative(before[path], after[path])) for path in before]
+    return Comparison(devices, _sorted(found.values()), _sorted(state))
+
+
+def _sorted(found: Any) -> tuple[Difference, ...]:
+    return tuple(sorted(found, key=lambda difference: -difference.relative))
+
+
+def _last_state(run_dir: Path) -> tuple[int, Mapping[str, np.ndarray]]:
+    with CheckpointStore(RunDirectory(run_dir).checkpoints, read_only=True) as store:
+        step = store.latest_step()
+        if step is None:
+            raise InvarianceError(f"{run_dir} has no checkpoint")
+        return step, {
+            node.path: array
+            for item in ("decomposition", "training")
+            for node, array in store.read_item(item, step)
+        }
+
+
+def _relative(here: np.ndarray, there: np.ndarray) -> float:
+    here, there = here.astype(np.float64), there.astype(np.float64)
+    difference = float(np.linalg.norm(here - there))
+    # Numbers that are zero but for rounding have no relative difference.
+    return difference / max(float(np.linalg.norm(here)), 1e-8) if difference else 0.0
