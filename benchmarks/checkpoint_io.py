@@ -148,6 +148,7 @@ def measure(mib: int, leaves: int, way: str) -> dict[str, float]:
 
 def main() -> None:
     def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--mib", type=int, default=1024, help="size of the state")
         parser.add_argument("--leaves", type=int, nargs="+", default=[16, 160])
         parser.add_argument("--repeats", type=int, default=3)
 

@@ -22,13 +22,18 @@ Arms = Mapping[str, Callable[..., dict[str, Any]]]
 MIB = 1 << 20
 
 
-def run_arm(script: str, arm: str, **arguments: Any) -> dict[str, Any]:
-    """The numbers of one arm, measured in a fresh process that has as many devices as `devices` says, or one."""
+def run_arm(script: str, arm: str, flags: str = "", **arguments: Any) -> dict[str, Any]:
+    """The numbers of one arm, measured in a fresh process that has as many devices as `devices` says, or one.
+
+    **Arguments:**
+
+    - `flags`: further ones for XLA.
+    """
     devices = arguments.get("devices", 1)
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {flags}".strip(),
         # Arenas keep what was freed and blur the high-water mark; a mapping of its own is given back at once.
         "MALLOC_MMAP_THRESHOLD_": str(1 << 17),
     }
@@ -40,7 +45,6 @@ def run_arm(script: str, arm: str, **arguments: Any) -> dict[str, Any]:
 def parse(doc: str | None, arms: Arms, add: Callable[[argparse.ArgumentParser], None]) -> Any:
     """The command's arguments; in a process that is an arm, measures, prints and ends."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--mib", type=int, default=1024, help="size of the state")
     parser.add_argument("--json", action="store_true", help="print all numbers as JSON instead")
     parser.add_argument("--arm", choices=[*arms], help=argparse.SUPPRESS)
     parser.add_argument("--with", dest="arguments", default="{}", help=argparse.SUPPRESS)

@@ -79,6 +79,7 @@ def measure(mib: int, path: str, way: str, cold: bool) -> dict[str, Any]:
 
 def main() -> None:
     def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--mib", type=int, default=1024, help="size of the state")
         parser.add_argument("--repeats", type=int, default=3)
 
     arguments = parse(__doc__, {"write": write, "measure": measure}, add)

@@ -93,6 +93,7 @@ def measure(mib: int, path: str, devices: int, way: str, forced: bool) -> dict[s
 
 def main() -> None:
     def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--mib", type=int, default=1024, help="size of the state")
         parser.add_argument("--devices", type=int, nargs="+", default=[1, 4])
 
     arguments = parse(__doc__, {"write": write, "measure": measure}, add)
