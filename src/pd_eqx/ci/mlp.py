@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from pd_eqx.ci.base import CIFunction, concatenated, split_by_site, vectors
+from pd_eqx.ci.scalar_mlp import gelu, scalar_mlps
 from pd_eqx.ci.squashing import PUBLISHED, Squashing
 from pd_eqx.components import Components, component_activations
 
@@ -61,11 +62,6 @@ def apply_mlp(
     return x
 
 
-def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`x · Φ(x)` with the exact normal distribution function, not its tanh approximation."""
-    return jax.nn.gelu(x, approximate=False)
-
-
 class SiteCI(eqx.Module):
     """The causal-importance function of one site."""
 
@@ -88,7 +84,12 @@ class ComponentMLP(SiteCI):
         self, site: str, site_inputs: Mapping[str, Array], V: Float[Array, "d_in C"]
     ) -> Float[Array, "*lead C"]:
         """See `SiteCI.logits`."""
-        return _side_by_side(self.layers, component_activations(site_inputs[site], V)[..., None])
+        activations = component_activations(site_inputs[site], V)
+        if len(self.layers) != 2:
+            return _side_by_side(self.layers, activations[..., None])
+        hidden, last = self.layers
+        weight_in, weight_out = hidden.weight[:, 0, :], last.weight[:, :, 0]
+        return scalar_mlps(activations, weight_in, hidden.bias, weight_out, last.bias[:, 0])
 
 
 class VectorMLP(SiteCI):
