@@ -136,9 +136,14 @@ def test_what_has_changed_is_refused_and_what_has_moved_is_found(
         pin_data(directory, found)
 
 
+def begin(folder: Path, *overrides: str) -> None:
+    assembly = assemble(config(folder, *overrides))
+    assembly.config.data.check(load_model(folder / "model"))
+
+
 def refusal(folder: Path, *overrides: str) -> str:
     with pytest.raises((ConfigError, CorpusError, UnknownSiteError, WeightsError)) as refused:
-        assemble(config(folder, *overrides))
+        begin(folder, *overrides)
     said = str(refused.value)
     assert "\n" not in said
     return said
@@ -152,8 +157,8 @@ def test_mistakes_are_one_line(folder: Path) -> None:
     assert said.startswith("data.path: nowhere: ")
     assert "pd-eqx prepare" in said
     assert "do not fill a batch of 4" in refusal(folder, "data.batch_size=4")
-    assert "2 are to be held out" not in refusal(folder, "data.held_out=40")
-    np.save(folder / "ids.npy", np.array([0, 10**6]))
+    assert "40 are to be held out" in refusal(folder, "data.held_out=40")
+    np.save(folder / "ids.npy", np.arange(160) + 10**6 - 159)
     assert "are below 1000001, but the target knows" in refusal(folder)
     toy = "{kind: sparse_features, batch_size: 3, probability: 0.1}"
     assert "a target of kind 'pretrained' reads corpus" in refusal(folder, f"data={toy}")

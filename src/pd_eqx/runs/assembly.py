@@ -19,7 +19,7 @@ from pd_eqx.data.corpus import CorpusError
 from pd_eqx.evals.evaluation import Evaluation, make_evaluation
 from pd_eqx.runs.config import Config
 from pd_eqx.sharding import Layout, MeshShape, make_layout
-from pd_eqx.sites import UnknownSiteError
+from pd_eqx.sites import UnknownSiteError, select_sites
 from pd_eqx.state import Decomposition, TrainState
 from pd_eqx.step import (
     BatchSource,
@@ -149,11 +149,12 @@ def assemble(config: Config, *, needs_data: bool = True, mesh: MeshShape | None 
     not fit the devices, a site or the batch.
     """
     try:
-        counts = config.counts()
+        sites = config.target.sites()
+        counts = select_sites(sites, config.sites)
     except UnknownSiteError as error:
         raise UnknownSiteError(f"sites: {error}") from None
     layout = make_layout(
-        (mesh or config.mesh.build()).mesh(), config.target.sites(), counts, config.data.batch_size
+        (mesh or config.mesh.build()).mesh(), sites, counts, config.data.batch_size
     )
     batches, evaluation_batches = _batches(config, layout.replicated, needs_data)
     return Assembly(

@@ -180,6 +180,7 @@ class _Session:
             target = stored_target(
                 self.directory, assembly, self.watcher.say, resumed=latest is not None
             )
+            assembly.config.data.check(target)
             with self._records(latest or 0) as metrics:
                 self.began -= metrics.last["seconds"] if metrics.last else 0.0
                 if latest != self.config.steps:

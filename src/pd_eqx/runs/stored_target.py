@@ -24,6 +24,7 @@ from pd_eqx.runs.inputs import TARGET, check, pin, recorded
 from pd_eqx.runs.parent import parent_directory
 from pd_eqx.runs.placement import Place, placed, sharding_of
 from pd_eqx.targets.base import Target
+from pd_eqx.targets.weights.load import Model
 
 
 class StoredTarget(eqx.Module):
@@ -46,9 +47,10 @@ def stored_target(
     """
     configured = assembly.config.target
     if isinstance(configured, PretrainedTarget):
-        _pin_published(directory, assembly, configured, watch)
-    else:
-        _store_trained(directory, assembly, configured, watch, resumed=resumed)
+        model = configured.open()
+        _pin_published(directory, assembly, configured.model, model, watch)
+        return _loaded(assembly, configured, model)
+    _store_trained(directory, assembly, configured, watch, resumed=resumed)
     return load_target(directory, assembly)
 
 
@@ -82,23 +84,33 @@ def load_target(directory: RunDirectory, assembly: Assembly, place: Place = None
     if isinstance(configured, PretrainedTarget):
         model = configured.open()
         check(directory, TARGET, model.path, model.fingerprint())
-        asked, layout = sharding_of(place), assembly.layout
-        target = configured.load(
-            model, lambda name, shape: asked or layout.sharding(f"target.{name}", shape)
-        )
+        target = _loaded(assembly, configured, model, sharding_of(place))
         return jax.device_get(target) if place == "host" else target
     abstract = placed(assembly.abstract_target(), place)
     with CheckpointStore(directory.target, read_only=True) as store:
         return store.restore_item("target", abstract, to="host" if place == "host" else "devices")
 
 
+def _loaded(
+    assembly: Assembly,
+    configured: PretrainedTarget,
+    model: Model,
+    asked: jax.sharding.Sharding | None = None,
+) -> Target:
+    """Published weights at one place that was asked for, or placed like the rest of the run."""
+    layout = assembly.layout
+    return configured.load(
+        model, lambda name, shape: asked or layout.sharding(f"target.{name}", shape)
+    )
+
+
 def _pin_published(
     directory: RunDirectory,
     assembly: Assembly,
-    configured: PretrainedTarget,
+    asked: str,
+    model: Model,
     watch: Callable[[str], None],
 ) -> None:
-    model = configured.open()
     fingerprint, told = model.fingerprint(), model.told()
     watch(f"target  {told}")
     parent = parent_directory(assembly.config)
@@ -109,9 +121,7 @@ def _pin_published(
                 f"target.model: {model.path} is not the model that the parent {parent.root} took apart, which was at "
                 f"{theirs.get('path')}; a run starts from a decomposition of its own target"
             )
-    processes.by_first(
-        lambda: pin(directory, TARGET, configured.model, model.path, fingerprint, told)
-    )
+    processes.by_first(lambda: pin(directory, TARGET, asked, model.path, fingerprint, told))
 
 
 def _store_trained(

@@ -18,6 +18,7 @@ from pd_eqx.runs.config.base import (
 if TYPE_CHECKING:
     from pd_eqx.data.corpus import Corpus
     from pd_eqx.step import BatchSource
+    from pd_eqx.targets.base import Target
 
 # Beyond this a corpus is read from disk as it is needed.
 _RESIDENT_BYTES = 1 << 28
@@ -29,6 +30,9 @@ class DataConfig(Node, abc.ABC):
     @abc.abstractmethod
     def build(self, target: Any, seed: int) -> "BatchSource":
         """The library's batches for a configured target."""
+
+    def check(self, target: "Target") -> None:
+        """Refuses what the target, now that it is here, cannot read."""
 
     def build_for_evaluation(self, target: Any, seed: int) -> "BatchSource":
         """What is evaluated on: drawn like what is trained on, unless something is held out."""
@@ -124,24 +128,34 @@ class CorpusConfig(DataConfig):
     def build(self, target: Any, seed: int) -> "BatchSource":
         """See `DataConfig.build`.
 
-        **Errors:** `CorpusError`, also for tokens that the target does not know.
+        **Errors:** `CorpusError`.
         """
-        return self._build(target, seed, evaluate=False)
+        return self._build(seed, evaluate=False)
+
+    def check(self, target: "Target") -> None:
+        """See `DataConfig.check`.
+
+        **Errors:** `CorpusError` for tokens that the target does not know.
+        """
+        from pd_eqx.data.corpus import CorpusError
+        from pd_eqx.targets.transformer import Transformer
+
+        found = self.open().vocabulary
+        if isinstance(target, Transformer) and found > target.config.vocabulary:
+            raise CorpusError(
+                f"data.path: the tokens of {self.path} are below {found}, but the target knows "
+                f"{target.config.vocabulary}; prepare the text with the target's own tokenizer"
+            )
 
     def build_for_evaluation(self, target: Any, seed: int) -> "BatchSource":
         """See `DataConfig.build_for_evaluation`: what is held out, or else what is trained on."""
-        return self._build(target, seed, evaluate=self.held_out > 0)
+        return self._build(seed, evaluate=self.held_out > 0)
 
-    def _build(self, target: Any, seed: int, *, evaluate: bool) -> "BatchSource":
+    def _build(self, seed: int, *, evaluate: bool) -> "BatchSource":
         from pd_eqx.data.corpus import CorpusError
         from pd_eqx.data.sequences import resident_sequences, streamed_sequences
 
         corpus = self.open()
-        if corpus.vocabulary > target.vocabulary:
-            raise CorpusError(
-                f"data.path: the tokens of {self.path} are below {corpus.vocabulary}, but the target knows "
-                f"{target.vocabulary}; prepare the text with the target's own tokenizer"
-            )
         small = corpus.size * 4 <= _RESIDENT_BYTES
         resident = self.reading == "resident" or (self.reading == "auto" and small)
         make = resident_sequences if resident else streamed_sequences

@@ -63,11 +63,6 @@ class PretrainedTarget(ReadsTokens):
         """See `TargetConfig.sites`."""
         return self.open().config.sites()
 
-    @property
-    def vocabulary(self) -> int:
-        """Every token is below it."""
-        return self.open().config.vocabulary
-
     def load(self, model: "Model", placement: "Placement") -> "Target":
         """The target of an opened model."""
         import dataclasses
