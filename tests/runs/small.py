@@ -81,7 +81,8 @@ class Runner:
     They share a compilation cache: a test of interruptions should not spend its time in XLA.
     """
 
-    def __init__(self, folder: Path, text: str = SMALL) -> None:
+    def __init__(self, folder: Path, text: str = SMALL, timeout: float = 500.0) -> None:
+        self.timeout = timeout
         self.config = folder / f"small-{os.getpid()}.yaml"  # other workers share the folder
         self.config.write_text(text)
         self.environment = {
@@ -110,7 +111,7 @@ class Runner:
             capture_output=True,
             text=True,
             check=False,
-            timeout=500,
+            timeout=self.timeout,
             env=environment,
         )
         return Ended(ended.returncode, ended.stdout, ended.stderr)

@@ -19,7 +19,7 @@ target:
   heads: 2
   mlp_width: 24
   training: {corpus: CORPUS, length: 12, held_out: 6, batch_size: 8, steps: 60, max_loss: 5.5}
-sites: {"layers.*.attn.*": 5, "layers.*.mlp.*": 7}
+sites: {"layers.*.attn.[qv]": 5, "layers.*.mlp.*": 7}
 ci_fn: {kind: transformer, d_model: 8, n_blocks: 1, n_heads: 2, hidden: [10]}
 data: {kind: corpus, path: CORPUS, length: 12, batch_size: 4, held_out: 6}
 objective:

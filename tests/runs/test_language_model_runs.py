@@ -14,7 +14,7 @@ from pd_eqx.runs.open import open_run
 from runs.small import Blow, Runner, leaves_of, metrics_of, saved_steps, summary_of
 from runs.small_lm import small_corpus, small_lm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 STEPS = 40
 KILL = (signal.SIGKILL,)
 
@@ -26,7 +26,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lm_runner(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return Runner(tmp_path_factory.mktemp("lm-runner"), small_lm(corpus))
+    return Runner(tmp_path_factory.mktemp("lm-runner"), small_lm(corpus), timeout=1500)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_all_of_the_recipe_is_in_the_state(whole: Path) -> None:
     leaves = leaves_of(whole, STEPS)
     assert any("adversaries['adversarial']" in path for path in leaves)
     assert any("averages['importance_minimality']" in path for path in leaves)
-    sites = [f"layers.{i}.{kind}" for i in range(2) for kind in ("attn.q", "attn.o", "mlp.up")]
+    sites = [f"layers.{i}.{kind}" for i in range(2) for kind in ("attn.q", "attn.v", "mlp.up")]
     assert all(any(site in path for path in leaves) for site in sites)
     summary = summary_of(whole)
     assert {"ci_masked", "stochastic", "unmasked", "pgd_2"} <= set(summary["reconstruction"])
