@@ -11,6 +11,7 @@ from pd_eqx.cli.evaluate import evaluate
 from pd_eqx.cli.export import export
 from pd_eqx.cli.harvest import harvest, merge_harvests
 from pd_eqx.cli.import_spd import import_spd
+from pd_eqx.cli.interpret import interpret
 from pd_eqx.cli.invariance import invariance
 from pd_eqx.cli.prepare import prepare
 from pd_eqx.cli.report import report
@@ -40,6 +41,7 @@ def run() -> None:
         harvest,
         merge_harvests,
         cluster,
+        interpret,
         export,
         import_spd,
     ):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pd_eqx.harvest.settings import HarvestSettings
 from pd_eqx.harvest.store import ABOUT, Harvest, HarvestError, read_harvest
+from pd_eqx.interpret.labels import read_labels
 from pd_eqx.report.harvested import WINDOWS, harvested
-from pd_eqx.report.model import Harvested
+from pd_eqx.report.model import Harvested, Label
 from pd_eqx.runs.harvest import source_of, tally_batch
 from pd_eqx.runs.open import OpenedRun
 
@@ -50,7 +51,14 @@ def find(
 
 
 def _found(harvest: Harvest, directory: Path) -> Found:
-    return Found(harvested(harvest, str(directory)), _words(directory))
+    labels = _labels(directory, harvest)
+    return Found(harvested(harvest, str(directory), labels), _words(directory))
+
+
+def _labels(directory: Path, harvest: Harvest) -> dict[int, Label]:
+    """What a language model says of the components, where one was asked."""
+    found, author = read_labels(directory, harvest.source.product)
+    return {each.component: Label(each.label, each.score, author) for each in found if each.label}
 
 
 def _read(run: OpenedRun, directory: Path) -> Harvest:
