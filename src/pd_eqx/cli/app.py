@@ -13,6 +13,7 @@ from pd_eqx.cli.harvest import harvest, merge_harvests
 from pd_eqx.cli.import_spd import import_spd
 from pd_eqx.cli.interpret import interpret
 from pd_eqx.cli.invariance import invariance
+from pd_eqx.cli.plan import plan
 from pd_eqx.cli.prepare import prepare
 from pd_eqx.cli.report import report
 from pd_eqx.cli.train import train
@@ -29,6 +30,7 @@ def run() -> None:
     )
     for command in (
         prepare,
+        plan,
         train,
         invariance,
         evaluate,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pd_eqx.targets.base import Target
     from pd_eqx.targets.language_model import Sizes
     from pd_eqx.targets.training import Training
+    from pd_eqx.targets.transformer import TransformerConfig
     from pd_eqx.targets.weights.assemble import Placement
     from pd_eqx.targets.weights.load import Model
 
@@ -59,9 +60,35 @@ class PretrainedTarget(ReadsTokens):
 
         return open_model(self.find())
 
+    def sizes(self) -> "tuple[TransformerConfig, str]":
+        """The model's sizes and the dtype of its weights; of a folder its `config.json` alone is read."""
+        from pd_eqx.targets.weights.huggingface import read_config, read_dtype
+
+        path = self.find()
+        if path.suffix == ".gguf":
+            sizes, stored = self.open().config, "float32"
+        else:
+            sizes, stored = read_config(path / "config.json")[1], read_dtype(path / "config.json")
+        return sizes, stored if self.dtype == "stored" else self.dtype
+
     def sites(self) -> "tuple[Site, ...]":
         """See `TargetConfig.sites`."""
-        return self.open().config.sites()
+        return self.sizes()[0].sites()
+
+    def abstract(self) -> "Target":
+        """The target's shapes, without numbers; weights need not be there."""
+        import dataclasses
+        from functools import partial
+
+        import equinox as eqx
+        import jax
+
+        from pd_eqx.targets.transformer import init_transformer
+
+        sizes, dtype = self.sizes()
+        init = partial(init_transformer, config=sizes, dtype=dtype)
+        target = eqx.filter_eval_shape(init, jax.random.key(0))
+        return dataclasses.replace(target, lazy_logits=True, rematerialise=self.rematerialise)
 
     def load(self, model: "Model", placement: "Placement") -> "Target":
         """The target of an opened model."""

@@ -60,6 +60,12 @@ def read_config(path: Path) -> tuple[Family, TransformerConfig]:
         raise WeightsError(f"{path}: {error}") from error
 
 
+def read_dtype(path: Path) -> str:
+    """The dtype in which a `config.json` says that the weights are stored; float32 if it does not."""
+    values = json.loads(path.read_text())
+    return str(values.get("dtype") or values.get("torch_dtype") or "float32")
+
+
 def find_folder(model: str | Path, revision: str | None = None) -> Path:
     """The folder of a model, downloaded from the hub where `model` is no folder here.
 
