@@ -1,6 +1,7 @@
 """What a report's arrays become in JSON, and what they come back as."""
 
 import base64
+import dataclasses
 import json
 
 import numpy as np
@@ -95,3 +96,11 @@ def test_what_was_not_measured_is_null_and_not_zero() -> None:
     described = head(text_report())["sites"][0]
     assert described["unexplained"] is None
     assert head(toy_report())["harvest"] is None
+
+
+def test_of_a_vocabulary_only_the_words_that_some_page_shows_are_written() -> None:
+    report = text_report()
+    many = {**report.vocabulary, 50_000: "nobody's"}
+    assert head(dataclasses.replace(report, vocabulary=many))["vocabulary"] == {
+        str(token): word for token, word in report.vocabulary.items()
+    }

@@ -61,7 +61,7 @@ def collect(
     probes = tuple(metric for metric in settings.product if isinstance(metric, SingleFeatures))
     narrowed = dataclasses.replace(settings, batch=(activity,), product=probes, adversaries=())
     measured = make_evaluation(narrowed)(
-        run.decomposition, target, run.assembly.batches, run.assembly.keys.evaluation
+        run.decomposition, target, run.assembly.evaluation_batches, run.assembly.keys.evaluation
     )
     arrays, sites = measured.arrays, decomposed_sites(run.decomposition, target)
     activities = _activities(arrays, sites, activity, settings.n_batches, harvest)
@@ -161,7 +161,12 @@ def _sample(run: OpenedRun) -> tuple[Reads, Int[ndarray, "n length"], dict[str, 
         return few, observe(decomposition, target, few).importances.lower
 
     drawn, found = jax.device_get(
-        look(run.decomposition, run.target, run.assembly.batches, run.assembly.keys.evaluation)
+        look(
+            run.decomposition,
+            run.target,
+            run.assembly.evaluation_batches,
+            run.assembly.keys.evaluation,
+        )
     )
     if not np.issubdtype(drawn.dtype, np.integer):
         return "features", np.zeros((0, 0), np.int32), {}

@@ -78,7 +78,7 @@ def head(report: Report) -> Json:
             for place, label in labels.items()
         },
         "gists": {str(place): gist for place, gist in gists(report).items()},
-        "vocabulary": {str(token): word for token, word in report.vocabulary.items()},
+        "vocabulary": _words(report),
         "harvest": dict(harvest.facts) if harvest else None,
         "scoreName": harvest.score_name if harvest else "",
     }
@@ -103,6 +103,18 @@ def gists(report: Report) -> dict[int, str]:
             if words:
                 said[place] = ", ".join(words[:WORDS])
     return said
+
+
+def _words(report: Report) -> dict[str, str]:
+    """The words of the tokens that some page shows."""
+    harvest = report.harvest
+    if harvest is None or report.reads != "tokens":
+        return {}
+    shown = [windows.tokens for windows in (harvest.top, harvest.uniform) if windows]
+    shown += [scored.items for scored in (harvest.responds, harvest.promotes) if scored]
+    ids = np.unique(np.concatenate([tokens.reshape(-1) for tokens in shown])) if shown else []
+    found = ((int(token), report.vocabulary.get(int(token))) for token in ids)
+    return {str(token): word for token, word in found if word is not None}
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -8,11 +8,13 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pd_eqx.data.corpus import corpus_tokenizer
 from pd_eqx.harvest.settings import HarvestSettings
 from pd_eqx.harvest.store import ABOUT, Harvest, HarvestError, read_harvest
 from pd_eqx.interpret.labels import read_labels
 from pd_eqx.report.harvested import WINDOWS, harvested
 from pd_eqx.report.model import Harvested, Label
+from pd_eqx.runs.config.data import CorpusConfig
 from pd_eqx.runs.harvest import source_of, tally_batch
 from pd_eqx.runs.open import OpenedRun
 
@@ -38,21 +40,22 @@ def find(
 
     **Errors:** `HarvestError` for a directory that was asked for and holds none of this decomposition.
     """
-    own = run.directory.root / "harvest"
+    own, words = run.directory.root / "harvest", _words_of_run(run)
     if directory is not None:
-        return _found(_read(run, directory), directory)
+        return _found(_read(run, directory), directory, words)
     if (own / ABOUT).exists():
         try:
-            return _found(_read(run, own), own)
+            return _found(_read(run, own), own, words)
         except HarvestError as error:
             say(f"warning: {error}; the report looks at a few batches itself")
     count = batches or run.assembly.config.evaluation.batches
-    return Found(harvested(_look(run, count), "none; looked at for this report"), {})
+    return Found(harvested(_look(run, count), "none; looked at for this report"), words)
 
 
-def _found(harvest: Harvest, directory: Path) -> Found:
+def _found(harvest: Harvest, directory: Path, words: Mapping[int, str]) -> Found:
     labels = _labels(directory, harvest)
-    return Found(harvested(harvest, str(directory), labels), _words(directory))
+    words = words or _words_of_harvest(directory)
+    return Found(harvested(harvest, str(directory), labels), words)
 
 
 def _labels(directory: Path, harvest: Harvest) -> dict[int, Label]:
@@ -83,7 +86,16 @@ def _look(run: OpenedRun, batches: int) -> Harvest:
     return Harvest(source, total)
 
 
-def _words(directory: Path) -> dict[int, str]:
+def _words_of_run(run: OpenedRun) -> dict[int, str]:
+    """The text of every token by id, where the run reads a corpus that was made with a tokenizer."""
+    data = run.assembly.config.data
+    tokenizer = corpus_tokenizer(data.path) if isinstance(data, CorpusConfig) else None
+    if tokenizer is None:
+        return {}
+    return {token: tokenizer.decode([token]) for token in range(tokenizer.vocabulary)}
+
+
+def _words_of_harvest(directory: Path) -> dict[int, str]:
     """The text of a harvest's tokens by id; nothing for those that have none."""
     import pyarrow.parquet as pq
 
