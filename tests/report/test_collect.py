@@ -63,6 +63,7 @@ def test_only_the_product_is_read_and_nothing_is_written(uninterrupted: Path) ->
     assert not [name for name in opened if "/training/" in f"/{name}/"]
 
 
+@pytest.mark.slow
 def test_an_earlier_step_has_the_numbers_of_its_own_evaluation_or_none(uninterrupted: Path) -> None:
     early = collect(open_run(uninterrupted, step=110))
     assert early.numbers == {}  # evaluated at every 30th

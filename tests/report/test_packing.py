@@ -89,7 +89,8 @@ def test_a_component_is_told_by_the_features_that_it_answers_to_or_by_its_tokens
     assert report.harvest is not None
     assert report.harvest.responds is not None
     first = [int(t) for t in report.harvest.responds.items[3]]
-    assert packing.gists(report)[3] == ", ".join(report.vocabulary[t].strip() for t in first)
+    words = [f"“{report.vocabulary[t]}”".replace("\n", "⏎") for t in first]
+    assert packing.gists(report)[3] == ", ".join(words)
 
 
 def test_what_was_not_measured_is_null_and_not_zero() -> None:

@@ -30,11 +30,15 @@ def evaluate(
 
     from pd_eqx.checkpoint import CheckpointError
     from pd_eqx.runs.config_file import ConfigError
+    from pd_eqx.runs.executables import kept_executables
     from pd_eqx.runs.finish import evaluate as evaluate_opened
     from pd_eqx.runs.inputs import INPUT_ERRORS
     from pd_eqx.runs.open import open_run
 
-    with told_plainly(CORRECTABLE, ConfigError, RunDirectoryError, CheckpointError, *INPUT_ERRORS):
+    with (
+        told_plainly(CORRECTABLE, ConfigError, RunDirectoryError, CheckpointError, *INPUT_ERRORS),
+        kept_executables(),
+    ):
         opened = open_run(run, step)
         report = {"step": opened.step, **evaluate_opened(opened)}
     if json:

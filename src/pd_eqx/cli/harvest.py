@@ -47,6 +47,7 @@ def harvest(
     from pd_eqx.harvest.settings import HarvestSettings
     from pd_eqx.harvest.store import HarvestError
     from pd_eqx.runs.config_file import ConfigError
+    from pd_eqx.runs.executables import kept_executables
     from pd_eqx.runs.harvest import harvest_run
     from pd_eqx.runs.open import open_run
 
@@ -59,7 +60,10 @@ def harvest(
             said = f"batch {index}  ({index - first + 1} of {batches})  {positions} positions"
             console.print(said, end="\r", highlight=False)
 
-    with told_plainly(CORRECTABLE, ConfigError, CheckpointError, HarvestError, ValueError):
+    with (
+        told_plainly(CORRECTABLE, ConfigError, CheckpointError, HarvestError, ValueError),
+        kept_executables(),
+    ):
         settings = HarvestSettings(
             threshold=threshold, top=top, sample=sample, before=before, after=after
         )

@@ -51,12 +51,13 @@ def report(
     from pd_eqx.report.sources import find
     from pd_eqx.runs.config_file import ConfigError
     from pd_eqx.runs.directory import write_atomically
+    from pd_eqx.runs.executables import kept_executables
+    from pd_eqx.runs.inputs import INPUT_ERRORS
     from pd_eqx.runs.open import open_run
 
     console = Console()
-    with told_plainly(
-        CORRECTABLE, ConfigError, CheckpointError, RunDirectoryError, HarvestError, OSError
-    ):
+    mistakes = (ConfigError, CheckpointError, RunDirectoryError, HarvestError, *INPUT_ERRORS)
+    with told_plainly(CORRECTABLE, *mistakes, OSError), kept_executables():
         opened = open_run(run, step)
         found = find(opened, harvest, batches, lambda line: say(console, line))
         page = render(collect(opened, found.harvested, found.words))

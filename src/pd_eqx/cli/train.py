@@ -67,6 +67,7 @@ def train(
         from pd_eqx.runs import loop
         from pd_eqx.runs.config_file import ConfigError
         from pd_eqx.runs.directory import RunDirectoryError
+        from pd_eqx.runs.executables import kept_executables
         from pd_eqx.runs.inputs import INPUT_ERRORS
         from pd_eqx.sharding import MeshError
         from pd_eqx.sites import UnknownSiteError
@@ -83,6 +84,7 @@ def train(
                 *INPUT_ERRORS,
             ),
             told_plainly(FAILED, loop.NonFiniteError, BadTargetError, CheckpointError),
+            kept_executables(),
         ):
             from pd_eqx.processes import is_first
 

@@ -99,10 +99,15 @@ def gists(report: Report) -> dict[int, str]:
     responds = report.harvest.responds if report.harvest else None
     if responds is not None and report.reads == "tokens":
         for place, tokens in enumerate(responds.items):
-            words = [report.vocabulary.get(int(t), f"token {t}").strip() for t in tokens if t >= 0]
+            words = [_quoted(report.vocabulary.get(int(t)), t) for t in tokens[:WORDS] if t >= 0]
             if words:
-                said[place] = ", ".join(words[:WORDS])
+                said[place] = ", ".join(words)
     return said
+
+
+def _quoted(word: str | None, token: int) -> str:
+    """A token's text, its spaces and line breaks with it; its number where it has none."""
+    return f"token {token}" if word is None else "“" + word.replace("\n", "⏎") + "”"
 
 
 def _words(report: Report) -> dict[str, str]:
