@@ -98,8 +98,8 @@ def gists(report: Report) -> dict[int, str]:
         start += site.count
     responds = report.harvest.responds if report.harvest else None
     if responds is not None and report.reads == "tokens":
-        for place, tokens in enumerate(responds.items):
-            words = [_quoted(report.vocabulary.get(int(t)), t) for t in tokens[:WORDS] if t >= 0]
+        for place, tokens in enumerate(responds.items.tolist()):
+            words = [_quoted(report.vocabulary.get(t), t) for t in tokens[:WORDS] if t >= 0]
             if words:
                 said[place] = ", ".join(words)
     return said
