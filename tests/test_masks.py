@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jaxtyping import Array
 
@@ -18,6 +19,7 @@ from pd_eqx.masks import (
     StochasticSource,
     UniformSubset,
     Unmasked,
+    coarse_uniform,
     interpolate,
 )
 
@@ -142,3 +144,14 @@ def test_static_probability_routes_each_site_by_itself() -> None:
     assert all(abs(share - 0.25) < 0.03 for share in shares)
     both = jnp.mean(jnp.asarray(routes["a"]) & jnp.asarray(routes["b"]))
     assert abs(float(both) - 0.0625) < 0.02
+
+
+def test_coarse_draws_are_uniform_and_independent_of_their_neighbours() -> None:
+    drawn = np.asarray(coarse_uniform(jax.random.key(3), (4000, 5), jnp.float32))
+    assert drawn.shape == (4000, 5)
+    assert drawn.min() > 0.0
+    assert drawn.max() < 1.0
+    np.testing.assert_allclose(drawn.mean(axis=0), 0.5, atol=0.03)
+    np.testing.assert_allclose(drawn.var(axis=0), 1 / 12, atol=0.01)
+    # Two draws share a word of random bits: they must not show it.
+    np.testing.assert_allclose(np.corrcoef(drawn.T), np.eye(5), atol=0.07)
