@@ -35,7 +35,13 @@ class Fleet:
     """
 
     def __init__(
-        self, config: Path, run_dir: Path, cache: Path, processes: int, devices: int
+        self,
+        config: Path,
+        run_dir: Path,
+        cache: Path,
+        processes: int,
+        devices: int,
+        command: Sequence[str] = COMMAND,
     ) -> None:
         self.run_dir = run_dir
         self._logs = [
@@ -54,7 +60,7 @@ class Fleet:
             ]
             with log.open("wb") as out:
                 started = subprocess.Popen(
-                    [*COMMAND, *base, *(joined if processes > 1 else [])],
+                    [*command, *base, *(joined if processes > 1 else [])],
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     env=environment(cache),

@@ -60,8 +60,7 @@ def invariance(
     by_name = [{d.name: d for d in comparison.metrics} for comparison in found]
     for name in sorted(by_name[0], key=lambda name: -max(d[name].relative for d in by_name)):
         table.add_row(name, *(f"{d[name].relative:.1e}" for d in by_name))
-    for which in ("worst leaf of the state",):
-        table.add_row(which, *(f"{c.state[0].relative:.1e}" for c in found))
+    table.add_row("worst of the state", *(f"{c.state[0].relative:.1e}" for c in found))
     console = Console(width=120)
     console.print(table)
     worst = max(found, key=lambda comparison: comparison.worst)

@@ -6,12 +6,16 @@ on several numbers of devices, in fresh processes, and everything that it record
 on the first of them.
 
 Sums in another order differ in the last bits, so the comparison has a bound, and what turns a last bit into a whole
-step has no business in it: signs of gradients, and moments divided by themselves where gradients are nearly zero.
+step has no business in it: signs of gradients, and moments divided by themselves where gradients are nearly zero. What
+the state holds of one kind for all sites (V, or an adversary's first moments) is compared as one vector: a single number
+of it, such as the moment of a shared source, may be nearly zero by chance, and rounding is then large beside it.
 """
 
 import dataclasses
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +41,7 @@ class InvarianceError(RuntimeError):
 class Difference:
     """How far a number is from the first run's: `|a − b| / |a|`, of an array by its norm.
 
-    - `name`: the metric, or the leaf of the final state; `step`: where it is largest.
+    - `name`: the metric, or what the final state holds of one kind; `step`: where it is largest.
     """
 
     name: str
@@ -102,7 +106,7 @@ def invariance(
 
 
 def compared(devices: int, first: Path, other: Path) -> Comparison:
-    """A finished run beside another: every metric at every record, every leaf of the last state.
+    """A finished run beside another: every metric at every record, and all of the last state.
 
     **Errors:** `InvarianceError` where they have not recorded the same steps and names.
     """
@@ -117,7 +121,7 @@ def compared(devices: int, first: Path, other: Path) -> Comparison:
                 found[name] = Difference(name, here["step"], relative)
     step, before = _last_state(first)
     _, after = _last_state(other)
-    state = [Difference(path, step, _relative(before[path], after[path])) for path in before]
+    state = [Difference(kind, step, _relative(before[kind], after[kind])) for kind in before]
     return Comparison(devices, _sorted(found.values()), _sorted(state))
 
 
@@ -130,11 +134,19 @@ def _last_state(run_dir: Path) -> tuple[int, Mapping[str, np.ndarray]]:
         step = store.latest_step()
         if step is None:
             raise InvarianceError(f"{run_dir} has no checkpoint")
-        return step, {
-            node.path: array
-            for item in ("decomposition", "training")
-            for node, array in store.read_item(item, step)
-        }
+        kinds: dict[str, list[np.ndarray]] = defaultdict(list)
+        for item in ("decomposition", "training"):
+            for node, array in store.read_item(item, step):
+                kinds[_kind(node.path)].append(array.astype(np.float64).reshape(-1))
+        return step, {kind: np.concatenate(arrays) for kind, arrays in kinds.items()}
+
+
+def _kind(path: str) -> str:
+    """A leaf's path without its site and what is below that: `….opt_state.mu` of `….opt_state.mu['linear1'].delta`."""
+    found = re.match(r"(.*)\['[^']*'\]", path)
+    if found is None or found.group(1).endswith("adversaries"):
+        return path
+    return found.group(1)
 
 
 def _relative(here: np.ndarray, there: np.ndarray) -> float:
