@@ -184,3 +184,8 @@ def test_a_clean_probability_of_zero_adds_nothing_to_kl_and_its_gradient() -> No
     value, grad = jax.value_and_grad(KLDivergence())(jnp.zeros((2, 3)), clean)
     assert bool(jnp.isfinite(value))
     assert bool(jnp.all(jnp.isfinite(grad)))
+
+
+def test_faithfulness_of_more_entries_than_an_int32_counts() -> None:
+    delta = jax.ShapeDtypeStruct((1 << 16, 1 << 16), jnp.float32)
+    assert jax.eval_shape(faithfulness, {"a": delta}).shape == ()

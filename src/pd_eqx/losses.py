@@ -29,7 +29,7 @@ def faithfulness(deltas: Mapping[str, Float[Array, "_ _"]]) -> Float[Array, ""]:
 
     Source: Bushnaq et al. 2025 (arXiv 2506.20790); golden numbers `04_weight_ci_losses`, `faith`.
     """
-    entries = sum(delta.size for delta in deltas.values())
+    entries = float(sum(delta.size for delta in deltas.values()))  # may be beyond an int32
     return sum((jnp.sum(jnp.square(delta)) for delta in deltas.values()), jnp.zeros(())) / entries
 
 

@@ -78,7 +78,6 @@ class PretrainedTarget(ReadsTokens):
     def abstract(self) -> "Target":
         """The target's shapes, without numbers; weights need not be there."""
         import dataclasses
-        from functools import partial
 
         import equinox as eqx
         import jax
@@ -86,9 +85,12 @@ class PretrainedTarget(ReadsTokens):
         from pd_eqx.targets.transformer import init_transformer
 
         sizes, dtype = self.sizes()
-        init = partial(init_transformer, config=sizes, dtype=dtype)
-        target = eqx.filter_eval_shape(init, jax.random.key(0))
-        return dataclasses.replace(target, lazy_logits=True, rematerialise=self.rematerialise)
+
+        def init(key: Any) -> "Target":
+            target = init_transformer(key, sizes, dtype)
+            return dataclasses.replace(target, lazy_logits=True, rematerialise=self.rematerialise)
+
+        return eqx.filter_eval_shape(init, jax.random.key(0))
 
     def load(self, model: "Model", placement: "Placement") -> "Target":
         """The target of an opened model."""
