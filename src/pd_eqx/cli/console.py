@@ -121,6 +121,10 @@ def _print_report(console: Console, report: Mapping[str, Any]) -> None:
     if "cross_entropy" in report:
         nats = report["cross_entropy"]
         lines.append(("CE", "   ".join(f"{name} {value:.3f}" for name, value in nats.items())))
+        shares = report.get("cross_entropy_recovered", {}).items()
+        kept = [f"{name} {share:.1%}" for name, share in shares if share is not None]
+        if kept:
+            lines.append(("recovered", "   ".join(kept)))
     _print_lines(console, [*lines, *([("target", told)] if told else [])])
 
 
