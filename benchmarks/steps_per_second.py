@@ -1,6 +1,6 @@
 """Steps per second of examples, with one update a dispatch and with many.
 
-    python benchmarks/steps_per_second.py tms_5-2 resid_mlp_1
+    python benchmarks/steps_per_second.py tms_5-2 resid_mlp_1,data.batch_size=2048
 
 Each figure is the median of repeats, with their range, in a process of its own. The target is as it was initialised:
 speed does not depend on how well it was trained. Evaluation, records and checkpoints are left out.
@@ -44,7 +44,8 @@ def measure(example: str, updates: int, repeats: int, seconds: float) -> Speed:
     from pd_eqx.runs.assembly import assemble
     from pd_eqx.runs.config_file import load_config
 
-    config = load_config(EXAMPLES / f"{example}.yaml")
+    name, *overrides = example.split(",")
+    config = load_config(EXAMPLES / f"{name}.yaml", overrides)
     assembly = assemble(config)
     recipe = config.target.recipe()
     target = jax.jit(
@@ -87,7 +88,9 @@ def in_a_process_of_its_own(example: str, updates: int, repeats: int, seconds: f
 def main() -> None:
     """Prints a table, or JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("examples", nargs="*", help="names of examples/*.yaml")
+    parser.add_argument(
+        "examples", nargs="*", help="names of examples/*.yaml, with overrides after commas"
+    )
     parser.add_argument("--updates", type=int, default=100, help="updates of a long dispatch")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="about how long a repeat takes")

@@ -16,6 +16,7 @@ from pd_eqx.runs import executables
 from pd_eqx.runs.executables import Pool, kept_executables
 from runs.small import Runner, leaves_of
 
+FOLDER = "jax_compilation_cache_dir"
 # Adds three files with a moment between, says so, and waits to be killed.
 VICTIM = """
 import os, sys, time
@@ -132,7 +133,7 @@ def test_a_folder_that_cannot_be_used_costs_nothing_but_time(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("jax_compilation_cache_dir", "theirs"), ("jax_enable_compilation_cache", False)],
+    [(FOLDER, "theirs"), ("jax_enable_compilation_cache", False)],
 )
 def test_what_the_user_told_jax_is_left_alone(option: str, value: object, tmp_path: Path) -> None:
     before = getattr(jax.config, option)
@@ -147,8 +148,8 @@ def test_what_the_user_told_jax_is_left_alone(option: str, value: object, tmp_pa
 
 def test_what_jax_was_told_before_holds_again_at_the_end(tmp_path: Path) -> None:
     with kept_executables(tmp_path):
-        assert str(tmp_path) in jax.config.jax_compilation_cache_dir
-    assert jax.config.jax_compilation_cache_dir is None
+        assert str(tmp_path) in getattr(jax.config, FOLDER)
+    assert getattr(jax.config, FOLDER) is None
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,7 @@ def kept_executables(folder: Path | None = None) -> Generator[None]:
 
     - `folder`: where they are kept; by default `default_folder()`.
     """
-    import jax
-
-    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    if _told("jax_compilation_cache_dir") or not _told("jax_enable_compilation_cache"):
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -150,7 +148,7 @@ class Pool:
 
 
 @contextlib.contextmanager
-def _read_and_written_by_jax(folder: Path) -> Iterator[None]:
+def _read_and_written_by_jax(folder: Path) -> Generator[None]:
     """Tells JAX of a folder, and at the end what it was told before."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
@@ -162,7 +160,7 @@ def _read_and_written_by_jax(folder: Path) -> Iterator[None]:
         # XLA's own caches beside JAX's put the folder's name into the key, and every process has another.
         "jax_persistent_cache_enable_xla_caches": "none",
     }
-    before = {name: getattr(jax.config, name) for name in told}
+    before = {name: _told(name) for name in told}
     compilation_cache.reset_cache()
     for name, value in told.items():
         jax.config.update(name, value)
@@ -172,6 +170,13 @@ def _read_and_written_by_jax(folder: Path) -> Iterator[None]:
         for name, value in before.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
+
+
+def _told(option: str) -> Any:
+    """What JAX was told of an option; its own types do not list them."""
+    import jax
+
+    return getattr(jax.config, option)
 
 
 def _files(folder: Path) -> list[Path]:

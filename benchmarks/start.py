@@ -1,0 +1,93 @@
+"""How long it takes until something can begin: the command's help, the library's import, a compiled step.
+
+    python benchmarks/start.py
+
+Seconds, each in a fresh process, which is what a person waits for; `processor` hardly depends on what else the machine
+does. `step` compiles the TMS 5-2 example's step, first with nothing kept and then as the second start of a run does.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import parse, print_table, run_arm, scratch
+
+HELP = "import sys; sys.argv = ['pd-eqx', '--help']; from pd_eqx.cli import main; main()"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "tms_5-2.yaml"
+
+
+def process(code: str) -> dict[str, float]:
+    """A Python that does nothing else."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
+    wall = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall": wall, "processor": spent}
+
+
+def step(kept: str) -> dict[str, float]:
+    """Compiles a step, or takes it from what is kept."""
+    import jax
+
+    from pd_eqx.runs.assembly import assemble
+    from pd_eqx.runs.config_file import load_config
+    from pd_eqx.runs.executables import kept_executables
+
+    with kept_executables(Path(kept)):
+        config = load_config(EXAMPLE)
+        assembly = assemble(config)
+        recipe = config.target.recipe()
+        target = jax.jit(
+            lambda key: recipe.target(*recipe.init(key)),
+            out_shardings=assembly.layout.replicated,
+        )(assembly.keys.target)
+        started, spent = time.perf_counter(), time.process_time()
+        assembly.compile(target)
+        return {"wall": time.perf_counter() - started, "processor": time.process_time() - spent}
+
+
+ARMS = {"help": lambda: process(HELP), "import": lambda: process("import pd_eqx"), "step": step}
+
+
+def main() -> None:
+    """Prints a table, or JSON."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--repeats", type=int, default=3)
+
+    arguments = parse(__doc__, ARMS, add)
+    found: dict[str, list[dict[str, float]]] = {}
+
+    def note(name: str, numbers: dict[str, Any]) -> None:
+        found.setdefault(name, []).append(numbers)
+
+    process(HELP)  # the first one writes the byte code
+    for _ in range(arguments.repeats):
+        note("pd-eqx --help", ARMS["help"]())
+        note("import pd_eqx", ARMS["import"]())
+        with scratch() as folder:
+            for name in ("step, nothing kept", "step, second start"):
+                note(name, run_arm(__file__, "step", kept=str(folder)))
+    medians = {
+        name: {key: statistics.median(each[key] for each in of) for key in ("wall", "processor")}
+        for name, of in found.items()
+    }
+    if arguments.json:
+        print(json.dumps(medians, indent=2))
+        return
+    print_table(
+        ["seconds", "wall", "processor"],
+        [[name, of["wall"], of["processor"]] for name, of in medians.items()],
+    )
+
+
+if __name__ == "__main__":
+    main()
