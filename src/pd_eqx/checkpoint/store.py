@@ -213,12 +213,25 @@ class CheckpointStore:
 
         **Errors:** as for `restore`.
         """
+        return self.restore_item_and_step(item, abstract, step, to=to, verify=verify)[0]
+
+    def restore_item_and_step(
+        self,
+        item: str,
+        abstract: Any,
+        step: int | None = None,
+        *,
+        to: Literal["devices", "host"] = "devices",
+        verify: bool = True,
+    ) -> tuple[Any, int]:
+        """The same, and which step it was: asking for the latest first would read its manifest twice."""
         step, record = self._choose(step)
         self._stored(step, record, item)
         self._compare(step, record, {item: abstract}, whole=False)
         if to == "devices":
             _refuse_placement(abstract, item)
-        return self._read(step, record, item, abstract, verify=verify, to_host=to == "host")
+        found = self._read(step, record, item, abstract, verify=verify, to_host=to == "host")
+        return found, step
 
     def read_item(self, item: str, step: int | None = None) -> Iterator[tuple[Node, np.ndarray]]:
         """Each array of an item with its record, on the host, without knowing the item's class.

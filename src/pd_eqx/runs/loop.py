@@ -190,7 +190,7 @@ class _Session:
             if self.saved < self.config.steps or stopping:
                 return Outcome(self.saved, None)
             self.watcher.say("evaluate")
-            product = restore_product(store, assembly, target, self.saved)
+            product, _ = restore_product(store, assembly, target, self.saved)
             run = OpenedRun(target, product, self.directory, assembly, self.saved)
             summary = finish(run, lambda: self.clock() - self.began)
             return Outcome(self.saved, summary)

@@ -66,14 +66,13 @@ def open_run(run_dir: str | Path, step: int | None = None, mesh: Place = None) -
     directory = RunDirectory(Path(run_dir))
     directory.require()
     with CheckpointStore(directory.checkpoints, read_only=True) as store:
-        chosen = store.latest_step() if step is None else step
-        if chosen is None:
+        if not any(path.name.isdecimal() for path in directory.checkpoints.glob("*")):
             raise CheckpointNotFoundError(f"{run_dir} has no checkpoint yet; nothing can be opened")
         config = located(load_config(directory.config), directory)
         # A consumer has its own devices, and as a rule fewer.
         assembly = assemble(config, needs_data=False, mesh=MeshShape(1, 1, 1))
         target = load_target(directory, assembly, mesh)
-        decomposition = restore_product(store, assembly, target, chosen, mesh)
+        decomposition, chosen = restore_product(store, assembly, target, step, mesh)
     return OpenedRun(target, decomposition, directory, assembly, chosen)
 
 
@@ -81,10 +80,13 @@ def restore_product(
     store: CheckpointStore,
     assembly: "Assembly",
     target: Target,
-    step: int,
+    step: int | None,
     place: Place = None,
-) -> Decomposition:
-    """The decomposition of one step, and nothing of its training; placed as `open_run` says."""
+) -> tuple[Decomposition, int]:
+    """The decomposition of one step, or of the latest, and which that is; placed as `open_run` says.
+
+    Nothing of its training is read.
+    """
     abstract = placed(assembly.abstract_product(target), place)
     to = "host" if place == "host" else "devices"
-    return store.restore_item("decomposition", abstract, step, to=to)
+    return store.restore_item_and_step("decomposition", abstract, step, to=to)
