@@ -18,9 +18,17 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import pd_eqx
+from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.cli.export import export
+from pd_eqx.runs.assembly import assemble
+from pd_eqx.runs.config.language_models import PretrainedTarget
+from pd_eqx.runs.config_file import dump_config, parse_config
+from pd_eqx.runs.deposit import Product
+from pd_eqx.runs.directory import RunDirectory
 from pd_eqx.runs.export import ExportError, export_run
+from pd_eqx.runs.inputs import TARGET, pin
 from pd_eqx.runs.open import OpenedRun
+from pd_eqx.runs.stored_target import load_published
 from runs.deposited import deposit_features
 
 ROOT = Path(__file__).parents[2]
@@ -139,3 +147,51 @@ def test_what_is_not_the_export_is_refused(
         f"pd-eqx: {copy} is not empty; name a folder that is empty or absent\n"
     )
     assert eqx.tree_equal(pd_eqx.load_export(exported).target, run.target)
+
+
+LM = """
+name: published
+seed: 5
+steps: 3
+target: {kind: pretrained, model: MODEL}
+sites: {"layers.*.mlp.up": 6}
+ci_fn: {kind: shared_mlp, hidden: [4]}
+data: {kind: corpus, path: nowhere, length: 8, batch_size: 2}
+objective:
+  - {kind: importance_minimality, coefficient: 3e-3}
+optimizers:
+  components: {kind: adamw, lr: {kind: decaying, value: 3e-3}}
+  ci_fn: {kind: adamw, lr: {kind: decaying, value: 3e-3}}
+"""
+
+
+@pytest.mark.slow
+def test_a_published_model_is_referred_to_and_compared(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "tests" / "golden" / "hf" / "tiny" / "llama_gqa", model)
+    config = parse_config(LM.replace("MODEL", str(model)), "text")
+    assert isinstance(config.target, PretrainedTarget)
+    assembly = assemble(config, needs_data=False)
+    target = load_published(assembly, config.target, config.target.open())
+    like = assembly.abstract_product(target)
+    decomposition = jax.tree.map(lambda leaf: jax.numpy.full(leaf.shape, 0.5, leaf.dtype), like)
+    directory = RunDirectory(tmp_path / "run")
+    directory.prepare()
+    directory.config.write_text(dump_config(config))
+    with CheckpointStore(directory.checkpoints) as store:
+        store.save(3, Product(decomposition))
+    pin(directory, TARGET, config.target.model, model, config.target.open().fingerprint())
+    run = pd_eqx.open_run(directory.root)
+    export_run(run, tmp_path / "to")
+    assert (tmp_path / "to" / "target.safetensors").stat().st_size < 2**18
+    loaded = pd_eqx.load_export(tmp_path / "to")
+    assert bits(loaded.target) == bits(target)
+    assert bits(loaded.decomposition) == bits(decomposition)
+
+    path = model / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    weight = np.asarray(load_file(path)["model.layers.0.mlp.up_proj.weight"]).tobytes()
+    content[content.find(weight)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ExportError, match="is not the model that was taken apart: weights/layers"):
+        pd_eqx.load_export(tmp_path / "to")

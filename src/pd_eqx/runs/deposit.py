@@ -18,7 +18,9 @@ from pd_eqx.state import Decomposition
 from pd_eqx.targets.base import Target
 
 
-class _Product(eqx.Module):
+class Product(eqx.Module):
+    """What such a run's checkpoint holds: one item."""
+
     decomposition: Decomposition
 
 
@@ -48,7 +50,7 @@ def deposit(
     with CheckpointStore(directory.target) as store:
         store.save(0, StoredTarget(target))
     with CheckpointStore(directory.checkpoints) as store:
-        store.save(step, _Product(decomposition))
+        store.save(step, Product(decomposition))
     write_json(directory.record, origin)
     write_json(
         directory.summary, {"name": config.name, "seed": config.seed, "steps": step, **origin}

@@ -1,7 +1,8 @@
 """A decomposition to give away: safetensors, a description and a card, which need no checkpoint library to read.
 
     decomposition.safetensors   V and U of every site, and the causal-importance function's parameters
-    target.safetensors          the target's arrays, and the weight of each decomposed site under the site's name
+    target.safetensors          the target's arrays, and the weight of each decomposed site under the site's name; of a
+                                published model the latter alone, for the model can be had by its name
     config.json                 the whole configuration, the sites, and a hash of each file
     README.md                   a model card
 
@@ -21,13 +22,16 @@ import jax
 import numpy as np
 
 from pd_eqx.runs.opened import Opened
-from pd_eqx.runs.placement import Place, placed
+from pd_eqx.runs.placement import Place, placed, sharding_of
+from pd_eqx.sharding import MeshShape
 from pd_eqx.targets.base import Target
 
 if (
     TYPE_CHECKING
 ):  # configurations need an extra, which a public name may not load before it is called
+    from pd_eqx.runs.assembly import Assembly
     from pd_eqx.runs.config import Config
+    from pd_eqx.runs.config.language_models import PretrainedTarget
     from pd_eqx.runs.open import OpenedRun
 
 FORMAT = 1
@@ -64,6 +68,8 @@ def export_run(run: "OpenedRun", to: Path) -> int:
     """
     from safetensors.numpy import save_file
 
+    from pd_eqx.runs.config.language_models import PretrainedTarget
+    from pd_eqx.runs.config_file import load_config
     from pd_eqx.runs.directory import read_json
     from pd_eqx.runs.inherit import product_fingerprint
 
@@ -72,16 +78,19 @@ def export_run(run: "OpenedRun", to: Path) -> int:
     components = run.decomposition.components
     sites = [site for site in run.config.target.sites() if site.name in components.V]
     weights = jax.device_get(_weights(run.target))
+    # As it was written, with the model's name and not with where this machine keeps it.
+    config = load_config(run.directory.config)
+    own = {} if isinstance(config.target, PretrainedTarget) else _named(run.target)
     files = {
         DECOMPOSITION: _named(run.decomposition),
         TARGET: {
-            **{f"target/{name}": array for name, array in _named(run.target).items()},
+            **{f"target/{name}": array for name, array in own.items()},
             **{f"weights/{site.name}": _contiguous(weights[site.name]) for site in sites},
         },
     }
     described: dict[str, Any] = {
         "format": FORMAT,
-        "name": run.config.name,
+        "name": config.name,
         "step": run.step,
         "product": product_fingerprint(run.directory.checkpoints, run.step),
         "convention": "x @ W, W [d_in, d_out]; V [d_in, C], U [C, d_out]; delta = W - V @ U",
@@ -89,7 +98,7 @@ def export_run(run: "OpenedRun", to: Path) -> int:
             {**dataclasses.asdict(site), "components": components.counts[site.name]}
             for site in sites
         ],
-        "config": run.config.model_dump(mode="json"),
+        "config": config.model_dump(mode="json"),
     }
     staged = to.with_name(f".{to.name}.writing")
     shutil.rmtree(staged, ignore_errors=True)
@@ -124,7 +133,7 @@ def load_export(folder: str | Path, mesh: Place = None) -> OpenedExport:
 
     from pd_eqx.runs.assembly import assemble
     from pd_eqx.runs.config import Config
-    from pd_eqx.sharding import MeshShape
+    from pd_eqx.runs.config.language_models import PretrainedTarget
 
     folder = Path(folder)
     described = _described(folder)
@@ -138,11 +147,35 @@ def load_export(folder: str | Path, mesh: Place = None) -> OpenedExport:
                 f"{folder / name} is not the file that was exported (its SHA-256 is not that of {CONFIG}); get it again"
             )
     assembly = assemble(config, needs_data=False, mesh=MeshShape(1, 1, 1))
-    target_like = assembly.layout.abstract(config.target.abstract(), "target")
-    target = _restored(folder / TARGET, target_like, "target/", mesh)
-    product_like = assembly.abstract(target).decomposition
+    if isinstance(config.target, PretrainedTarget):
+        target = _published(folder, config.target, assembly, mesh)
+    else:
+        target = _restored(folder / TARGET, assembly.abstract_target(), "target/", mesh)
+    product_like = assembly.abstract_product(target)
     decomposition = _restored(folder / DECOMPOSITION, product_like, "", mesh)
     return OpenedExport(target, decomposition, config, described["step"])
+
+
+def _published(
+    folder: Path, configured: "PretrainedTarget", assembly: "Assembly", place: Place
+) -> Target:
+    """The published model, which an export refers to and does not copy.
+
+    **Errors:** `WeightsError` where the model cannot be had; `ExportError` where a decomposed weight is another.
+    """
+    from pd_eqx.runs.stored_target import load_published
+    from pd_eqx.targets.weights.safetensors import SafetensorsFile
+
+    target = load_published(assembly, configured, configured.open(), sharding_of(place))
+    exported = SafetensorsFile(folder / TARGET)
+    weights = _weights(target)
+    for name in exported.shapes():
+        ours, theirs = weights.get(name.removeprefix("weights/")), exported.read(name)
+        if ours is None or _contiguous(ours).tobytes() != _contiguous(theirs).tobytes():
+            raise ExportError(
+                f"{configured.model} is not the model that was taken apart: {name} is another there than in {folder}"
+            )
+    return jax.device_get(target) if place == "host" else target
 
 
 def _described(folder: Path) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def stored_target(
     if isinstance(configured, PretrainedTarget):
         model = configured.open()
         _pin_published(directory, assembly, configured.model, model, watch)
-        return _loaded(assembly, configured, model)
+        return load_published(assembly, configured, model)
     _store_trained(directory, assembly, configured, watch, resumed=resumed)
     return load_target(directory, assembly)
 
@@ -84,14 +84,14 @@ def load_target(directory: RunDirectory, assembly: Assembly, place: Place = None
     if isinstance(configured, PretrainedTarget):
         model = configured.open()
         check(directory, TARGET, model.path, model.fingerprint())
-        target = _loaded(assembly, configured, model, sharding_of(place))
+        target = load_published(assembly, configured, model, sharding_of(place))
         return jax.device_get(target) if place == "host" else target
     abstract = placed(assembly.abstract_target(), place)
     with CheckpointStore(directory.target, read_only=True) as store:
         return store.restore_item("target", abstract, to="host" if place == "host" else "devices")
 
 
-def _loaded(
+def load_published(
     assembly: Assembly,
     configured: PretrainedTarget,
     model: Model,
