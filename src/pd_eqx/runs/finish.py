@@ -92,16 +92,17 @@ def draw_figures(
 ) -> None:
     """Writes into `figures/` what an evaluation and the run's records have the numbers for.
 
-    Drawn once, by the first process, of copies that are whole there: whoever looks at a state itself from the host keeps
-    it from being donated.
+    Drawn once, by the first process. Of a copy of the product: whoever looks at a state itself from the host keeps it
+    from being donated. Of several processes none has all of an array unless it is made whole.
     """
-    product, network = assembly.whole((decomposition, target))
+    product = assembly.whole(decomposition)
+    if processes.count() > 1:
+        product, target = jax.device_get((product, assembly.whole(target)))
 
     def draw() -> None:
         from pd_eqx.evals import figures
 
         records = read_metrics(directory.metrics)
-        on_host = jax.device_get((product, network))
-        figures.save(figures.draw(result, *on_host, records), directory.figures)
+        figures.save(figures.draw(result, product, target, records), directory.figures)
 
     processes.by_first(draw)
