@@ -41,7 +41,8 @@ def plan(
 
     with told_plainly(CORRECTABLE, ConfigError):
         configuration = load_config(config, overrides or ())
-        asked = mesh or "x".join(str(size) for size in configuration.mesh.model_dump().values())
+        configured = configuration.mesh.model_dump().values()
+        asked = mesh or "x".join("null" if size is None else str(size) for size in configured)
         sizes = asked.split("x")
         if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
             raise ConfigError(

@@ -53,6 +53,9 @@ def train(
         [
             *("pd-eqx", "train", str(config), "--run-dir", str(run_dir)),
             *(() if simulate is None else ("--simulate", str(simulate))),
+            *(() if coordinator is None else ("--coordinator", coordinator)),
+            *(() if processes is None else ("--processes", str(processes))),
+            *(() if process is None else ("--process", str(process))),
             *(overrides or ()),
         ]
     )
