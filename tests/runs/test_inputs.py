@@ -84,6 +84,10 @@ def test_a_published_model_is_referred_to_and_its_sites_are_chosen_by_patterns(
     same = jax.tree.map(lambda a, b: bool((a == b).all()), target.layers, whole.layers)
     assert all(jax.tree.leaves(same))
     assert {leaf.sharding for leaf in jax.tree.leaves(target)} == {assembly.layout.replicated}
+    described = assembly.abstract_target()
+    assert jax.tree.structure(described) == jax.tree.structure(target)
+    for like, leaf in zip(jax.tree.leaves(described), jax.tree.leaves(target), strict=True):
+        assert (like.shape, like.dtype, like.sharding) == (leaf.shape, leaf.dtype, leaf.sharding)
     assert recorded(directory)["target"]["told"].endswith("stored as F32")
 
 

@@ -27,9 +27,12 @@ def export(
     from pd_eqx.cli.console import readable_bytes, say
     from pd_eqx.runs.config_file import ConfigError
     from pd_eqx.runs.export import ExportError, export_run
+    from pd_eqx.runs.inputs import INPUT_ERRORS
     from pd_eqx.runs.open import open_run
 
-    with told_plainly(CORRECTABLE, ConfigError, CheckpointError, ExportError, OSError):
+    with told_plainly(
+        CORRECTABLE, ConfigError, CheckpointError, ExportError, OSError, *INPUT_ERRORS
+    ):
         opened = open_run(run, step, mesh="host")
         size = export_run(opened, to)
     console = Console()
