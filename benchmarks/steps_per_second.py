@@ -42,11 +42,15 @@ def measure(example: str, updates: int, repeats: int, seconds: float) -> Speed:
     import numpy as np
 
     from pd_eqx.runs.assembly import assemble
+    from pd_eqx.runs.config.target_base import TrainedTarget
     from pd_eqx.runs.config_file import load_config
 
     name, *overrides = example.split(",")
     config = load_config(EXAMPLES / f"{name}.yaml", overrides)
     assembly = assemble(config)
+    assert isinstance(config.target, TrainedTarget), (
+        "a target of its own, without weights of others"
+    )
     recipe = config.target.recipe()
     target = jax.jit(
         lambda key: recipe.target(*recipe.init(key)), out_shardings=assembly.layout.replicated
