@@ -67,7 +67,9 @@ def best_of_each_row(table: Mapping[str, np.ndarray]) -> Int64[np.ndarray, " n"]
 def lowest(
     table: Mapping[str, np.ndarray], members: Mapping[str, np.ndarray], count: int
 ) -> tuple[Table, Table]:
-    """The `count` rows of the lowest priority, in that order, and what belongs to them.
+    """The `count` rows of the lowest priority, in that order, and what belongs to them, in any order.
+
+    There may be very many members, and sorting them at each batch would take most of a harvest's time.
 
     **Arguments:**
 
@@ -76,8 +78,7 @@ def lowest(
     order = np.argsort(table["priority"], kind="stable")[:count]
     kept = taken(table, order)
     last = kept["priority"][-1] if order.size else np.uint64(0)
-    of_kept = taken(members, (members["priority"] <= last) & (order.size > 0))
-    return kept, taken(of_kept, np.lexsort((of_kept["component"], of_kept["priority"])))
+    return kept, taken(members, (members["priority"] <= last) & (order.size > 0))
 
 
 def _first(table: Mapping[str, np.ndarray], count: int, keys: tuple[np.ndarray, ...]) -> Table:

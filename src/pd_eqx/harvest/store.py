@@ -327,9 +327,10 @@ def _firing(table: Table, members: Table) -> Any:
     """A list of components for each row, found by the row's priority."""
     import pyarrow as pa
 
-    lengths = np.searchsorted(members["priority"], table["priority"], side="right")
-    offsets = np.concatenate([[0], lengths]).astype(np.int32)
-    components = members["component"].astype(np.int32)
+    order = np.lexsort((members["component"], members["priority"]))
+    ends = np.searchsorted(members["priority"][order], table["priority"], side="right")
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    components = members["component"][order].astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(components))
 
 
