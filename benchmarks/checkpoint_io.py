@@ -138,7 +138,7 @@ def measure(mib: int, leaves: int, way: str) -> dict[str, float]:
     with scratch() as folder:
         store = folder / "store"
         store.mkdir()
-        common = {"mib": mib, "leaves": leaves, "path": str(store), "way": way}
+        common: dict[str, Any] = {"mib": mib, "leaves": leaves, "path": str(store), "way": way}
         found = run_arm(__file__, "save", **common)
         for name in ("warm", "cold"):
             ended = run_arm(__file__, "restore", **common, cold=name == "cold")

@@ -20,6 +20,7 @@ from pd_eqx.objective import Context
 from pd_eqx.sites import Site
 from pd_eqx.targets.base import Target
 from pd_eqx.targets.tms import TMS
+from pd_eqx.unembedding import Outputs
 
 DISTANCES: Mapping[str, Distance] = {"tms": MeanSquaredError(), "seq": KLDivergence()}
 
@@ -79,7 +80,7 @@ def context(
     components: Components,
     ci: Mapping[str, Array],
     inputs: Array,
-    clean: Array,
+    clean: Outputs,
     **rest: object,
 ) -> Context:
     """A context with these lower importances, its sites in the order of the forward pass."""

@@ -105,6 +105,15 @@ class TorchFile(TensorSource):
         )
         return np.array(shown, order="C")
 
+    def files(self) -> tuple[Path, ...]:
+        """See `TensorSource`."""
+        return (self._path,)
+
+    def told(self) -> str:
+        """See `TensorSource`."""
+        dtypes = {view.dtype.name for view in self._views.values()}
+        return f"stored as {' and '.join(sorted(dtypes))}"
+
     def _checked(self, archive: zipfile.ZipFile) -> str:
         """The folder that everything in the archive is in."""
         programs = [name for name in archive.namelist() if name.endswith("/data.pkl")]
