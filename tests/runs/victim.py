@@ -33,10 +33,13 @@ def strike(place: str, count: int, signals: list[int], delay: float) -> None:
         reached += 1
         if reached != count:
             return
-        if delay or signal.SIGKILL not in signals:
-            threading.Timer(delay, blow).start()
-        else:
+        if not delay and signal.SIGKILL in signals:
             blow()
+            return
+        timer = threading.Timer(delay, blow)
+        timer.start()
+        if len(signals) > 1:
+            timer.join()  # or a quick run ends well between the first and the second
 
     owner, name = PLACES[place]()
     reach(owner, name, before)
