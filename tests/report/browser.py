@@ -1,5 +1,6 @@
 """A headless Chromium that opens reports from disk, and what it says about them."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -96,12 +97,16 @@ class Page:
         return self.find(selector).text
 
     def wait(self, until: Callable[[], _Found], seconds: float = 20.0) -> _Found:
-        """What `until` gives, once that is true."""
+        """What `until` gives, once that is true; an element that the page has just replaced is not yet it."""
+        from selenium.common.exceptions import StaleElementReferenceException
+
         end = time.monotonic() + seconds
-        while not (found := until()):
+        while True:
+            with contextlib.suppress(StaleElementReferenceException):
+                if found := until():
+                    return found
             assert time.monotonic() < end, f"waited {seconds} s at {self.driver.current_url}"
             time.sleep(0.02)
-        return found
 
     def complaints(self) -> list[str]:
         """What the console said since the last call."""
