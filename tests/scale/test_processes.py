@@ -106,10 +106,12 @@ def test_processes_stop_together_fail_together_and_go_on_in_other_numbers(
         assert time.monotonic() - began < 3 * HEARTBEAT
         assert statuses[2] == -signal.SIGKILL
         assert all(statuses), run.said()
-        for survivor in (0, 1, 3):
-            said = run.said(survivor)
-            # The last is JAX's own, where its service was faster than the broken connection.
-            assert "lost contact with another one" in said or "another task died" in said, said
+        told = [run.said(survivor) for survivor in (0, 1, 3)]
+        # The second is JAX's own, where its service was faster than the broken connection; the third is Gloo's, which
+        # ends a process that waits in one computation for what a survivor sends in the next.
+        known = ("lost contact with another one", "another task died", "gloo::EnforceNotMet")
+        assert all(any(words in said for words in known) for said in told), told
+        assert any(words in said for words in known[:2] for said in told), told
         killed = run.saved()[-1]
     assert killed < STEPS
 
