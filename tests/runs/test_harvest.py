@@ -13,7 +13,14 @@ import pytest
 import pd_eqx
 from pd_eqx.evals.observation import draw_batch
 from pd_eqx.harvest.settings import HarvestSettings, activation_edges
-from pd_eqx.harvest.store import TABLES, HarvestError, read_harvest, write_harvest
+from pd_eqx.harvest.store import (
+    TABLES,
+    HarvestError,
+    finish,
+    read_harvest,
+    read_table,
+    write_harvest,
+)
 from pd_eqx.runs.harvest import harvest_run, merge_harvests
 from pd_eqx.runs.open import OpenedRun
 from runs.deposited import deposit_features, deposit_tokens
@@ -221,8 +228,14 @@ def test_a_write_that_is_cut_off_anywhere_leaves_the_old_harvest_or_the_new(
             except KilledError:
                 pass
         left = 0
+        lying = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
         found = read_harvest(directory).tally.batches
-        assert tables(directory) == (before if found == ((0, 2),) else after)
+        expected = before if found == ((0, 2),) else after
+        assert {name: read_table(directory, name).to_pylist() for name in TABLES} == expected
+        # A reader writes nothing (S27); the next writer puts all in place.
+        assert lying == {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+        finish(directory)
+        assert tables(directory) == expected
     assert left > 0, "the write never ended"
 
 

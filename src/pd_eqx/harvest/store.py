@@ -3,7 +3,7 @@
 The tables hold the tally without loss, so what was written is also what a resumed harvest goes on from and what merging
 reads. They change together: all are written beside the old ones, the folder with them is renamed in one stroke, and
 only then do they take their places. A kill before that stroke leaves the old harvest, one after it leaves work that the
-next reader or writer finishes.
+next writer finishes; readers write nothing, and read what was committed wherever it lies.
 """
 
 import dataclasses
@@ -120,20 +120,47 @@ def finish(directory: Path) -> None:
         committed.rmdir()
 
 
+def holds_harvest(directory: Path) -> bool:
+    """Whether a harvest was committed there."""
+    return _place(directory, ABOUT).exists()
+
+
+def read_table(directory: Path, name: str) -> Any:
+    """One of `TABLES` as a `pyarrow.Table`, as it was last committed.
+
+    **Errors:** `OSError` or `ValueError`, as pyarrow raises them.
+    """
+    import pyarrow.parquet as pq
+
+    return pq.read_table(_place(directory, f"{name}.parquet"))
+
+
+def read_vocabulary(directory: Path) -> dict[int, str | None]:
+    """The text of each token by id; None for one that has none.
+
+    **Errors:** as `read_table`.
+    """
+    table = read_table(directory, "vocabulary")
+    return dict(zip(table["token"].to_pylist(), table["text"].to_pylist(), strict=True))
+
+
 def read_harvest(directory: Path) -> Harvest:
     """What `write_harvest` wrote.
 
     **Errors:** `HarvestError` where there is no harvest, or one of another format.
     """
-    import pyarrow.parquet as pq
-
     about = read_about(directory)
     try:
-        tables = {name: pq.read_table(directory / f"{name}.parquet") for name in TABLES}
+        tables = {name: read_table(directory, name) for name in TABLES}
     except (OSError, ValueError) as error:
         raise HarvestError(f"{directory} is no whole harvest: {error}") from None
     settings = HarvestSettings(**about["settings"])
     return Harvest(_source(about), _tally(about, settings, tables))
+
+
+def _place(directory: Path, name: str) -> Path:
+    committed = directory / _COMMITTED / name
+    return committed if committed.exists() else directory / name
 
 
 def read_about(directory: Path) -> dict[str, Any]:
@@ -143,9 +170,8 @@ def read_about(directory: Path) -> dict[str, Any]:
     """
     import json
 
-    finish(directory)
     try:
-        about = json.loads((directory / ABOUT).read_bytes())
+        about = json.loads(_place(directory, ABOUT).read_bytes())
         found = about["format"]
     except (OSError, ValueError, KeyError, TypeError):
         raise HarvestError(

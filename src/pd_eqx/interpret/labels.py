@@ -14,7 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from pd_eqx.harvest.store import Harvest, HarvestError, read_harvest
+from pd_eqx.harvest.store import (
+    Harvest,
+    HarvestError,
+    read_harvest,
+    read_table,
+    read_vocabulary,
+)
 from pd_eqx.interpret import prompts
 from pd_eqx.interpret.endpoint import Endpoint, EndpointError
 
@@ -93,17 +99,14 @@ def questions(directory: Path, settings: InterpretSettings) -> list[Question]:
 
     **Errors:** `HarvestError` where there is none, or none of its components fired often enough.
     """
-    import pyarrow.parquet as pq
-
     harvest = read_harvest(directory)
-    vocabulary = pq.read_table(directory / "vocabulary.parquet")
-    text = dict(zip(vocabulary["token"].to_pylist(), vocabulary["text"].to_pylist(), strict=True))
+    text = read_vocabulary(directory)
     chosen = np.flatnonzero(harvest.tally.fired >= settings.least)
     if not chosen.size:
         raise HarvestError(
             f"{directory}: no component fired at {settings.least} positions or more; harvest more batches"
         )
-    asking = _Asking(harvest, pq.read_table(directory / "tokens.parquet"), text.get, settings)
+    asking = _Asking(harvest, read_table(directory, "tokens"), text.get, settings)
     return [asking.question(int(component)) for component in chosen]
 
 

@@ -8,15 +8,20 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pd_eqx.data.corpus import corpus_tokenizer
 from pd_eqx.harvest.settings import HarvestSettings
-from pd_eqx.harvest.store import ABOUT, Harvest, HarvestError, read_harvest
+from pd_eqx.harvest.store import (
+    Harvest,
+    HarvestError,
+    holds_harvest,
+    read_harvest,
+    read_vocabulary,
+)
 from pd_eqx.interpret.labels import read_labels
 from pd_eqx.report.harvested import WINDOWS, harvested
 from pd_eqx.report.model import Harvested, Label
-from pd_eqx.runs.config.data import CorpusConfig
 from pd_eqx.runs.harvest import source_of, tally_batch
 from pd_eqx.runs.open import OpenedRun
+from pd_eqx.runs.words import run_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +48,7 @@ def find(
     own, words = run.directory.root / "harvest", _words_of_run(run)
     if directory is not None:
         return _found(_read(run, directory), directory, words)
-    if (own / ABOUT).exists():
+    if holds_harvest(own):
         try:
             return _found(_read(run, own), own, words)
         except HarvestError as error:
@@ -54,7 +59,7 @@ def find(
 
 def _found(harvest: Harvest, directory: Path, words: Mapping[int, str]) -> Found:
     labels = _labels(directory, harvest)
-    words = words or _words_of_harvest(directory)
+    words = words or {t: text for t, text in read_vocabulary(directory).items() if text is not None}
     return Found(harvested(harvest, str(directory), labels), words)
 
 
@@ -88,17 +93,7 @@ def _look(run: OpenedRun, batches: int) -> Harvest:
 
 def _words_of_run(run: OpenedRun) -> dict[int, str]:
     """The text of every token by id, where the run reads a corpus that was made with a tokenizer."""
-    data = run.assembly.config.data
-    tokenizer = corpus_tokenizer(data.path) if isinstance(data, CorpusConfig) else None
+    tokenizer = run_tokenizer(run.assembly.config)
     if tokenizer is None:
         return {}
     return {token: tokenizer.decode([token]) for token in range(tokenizer.vocabulary)}
-
-
-def _words_of_harvest(directory: Path) -> dict[int, str]:
-    """The text of a harvest's tokens by id; nothing for those that have none."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(directory / "vocabulary.parquet", columns=["token", "text"])
-    pairs = zip(table["token"].to_pylist(), table["text"].to_pylist(), strict=True)
-    return {token: text for token, text in pairs if text is not None}

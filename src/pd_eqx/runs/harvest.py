@@ -14,7 +14,16 @@ import numpy as np
 from pd_eqx.evals.observation import decomposed_sites, draw_batch
 from pd_eqx.harvest.measure import measure
 from pd_eqx.harvest.settings import HarvestSettings
-from pd_eqx.harvest.store import ABOUT, Harvest, HarvestError, Source, read_harvest, write_harvest
+from pd_eqx.harvest.store import (
+    Harvest,
+    HarvestError,
+    Source,
+    finish,
+    holds_harvest,
+    read_harvest,
+    read_vocabulary,
+    write_harvest,
+)
 from pd_eqx.harvest.tally import Tally, tally_rows
 from pd_eqx.runs.inherit import product_fingerprint
 from pd_eqx.runs.open import OpenedRun
@@ -118,7 +127,7 @@ def merge_harvests(parts: list[Path], into: Path) -> Harvest:
 
     **Errors:** `HarvestError` for parts of different decompositions, or that have a batch in common.
     """
-    if (into / ABOUT).exists():
+    if holds_harvest(into):
         raise HarvestError(f"{into} already holds a harvest; name another directory")
     harvests = [read_harvest(part) for part in parts]
     total = harvests[0]
@@ -128,19 +137,9 @@ def merge_harvests(parts: list[Path], into: Path) -> Harvest:
             total = Harvest(total.source, total.tally + harvest.tally)
         except ValueError as error:
             raise HarvestError(f"{part}: {error}") from None
-    write_harvest(into, total, _read_text(parts))
+    texts = {token: text for part in parts for token, text in read_vocabulary(part).items()}
+    write_harvest(into, total, texts.__getitem__)
     return total
-
-
-def _read_text(parts: list[Path]) -> Callable[[int], str | None]:
-    """The texts of the tokens of all parts."""
-    import pyarrow.parquet as pq
-
-    texts: dict[int, str | None] = {}
-    for part in parts:
-        table = pq.read_table(part / "vocabulary.parquet", columns=["token", "text"])
-        texts.update(zip(table["token"].to_pylist(), table["text"].to_pylist(), strict=True))
-    return texts.__getitem__
 
 
 _draw = jax.jit(draw_batch)
@@ -148,7 +147,8 @@ _draw = jax.jit(draw_batch)
 
 def _begun(directory: Path, source: Source, settings: HarvestSettings | None) -> Harvest | None:
     """What the directory holds already."""
-    if directory.is_dir() and not (directory / ABOUT).exists():
+    finish(directory)
+    if directory.is_dir() and not holds_harvest(directory):
         others = [path.name for path in directory.iterdir() if not path.name.startswith(".")]
         if others:
             raise HarvestError(
@@ -159,7 +159,7 @@ def _begun(directory: Path, source: Source, settings: HarvestSettings | None) ->
     try:
         begun = read_harvest(directory)
     except HarvestError:
-        if (directory / ABOUT).exists():
+        if holds_harvest(directory):
             raise
         return None  # its first write was cut off
     source.refuse_other(begun.source)
