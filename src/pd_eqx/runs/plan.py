@@ -23,6 +23,7 @@ from pd_eqx.hlo import Work, work_of
 from pd_eqx.runs.assembly import Unavailable, assemble
 from pd_eqx.runs.config import Config
 from pd_eqx.sharding import MeshShape
+from pd_eqx.targets.transformer import Transformer
 
 
 class StandIn(eqx.Module):
@@ -105,8 +106,8 @@ def plan(config: Config, mesh: MeshShape | None = None) -> Plan:
     if isinstance(assembly.batches, Unavailable):
         data: Any = config.data
         shape = (data.batch_size, data.length)
-        vocabulary = getattr(target, "config").vocabulary  # noqa: B009  only language models read a corpus
-        assembly = dataclasses.replace(assembly, batches=StandIn(shape, vocabulary))
+        assert isinstance(target, Transformer)  # nothing else reads a corpus
+        assembly = dataclasses.replace(assembly, batches=StandIn(shape, target.config.vocabulary))
     state = assembly.abstract(target)
     groups: dict[str, int] = defaultdict(int)
     by_batch = largest = checkpoint = copied = 0
