@@ -33,6 +33,7 @@ from pd_eqx.objective import (
     Term,
 )
 from pd_eqx.schedule import Knot, Schedule, constant
+from pd_eqx.sites import UnknownSiteError
 
 KEY = jax.random.key(11)
 MSE = MeanSquaredError()
@@ -117,6 +118,30 @@ def test_a_moving_average_is_carried_and_read() -> None:
     assert values([term], averages=higher, step=jnp.int32(1))["importance_minimality"] > max(
         plain.values()
     )
+
+
+@pytest.mark.parametrize("decay", [None, 0.9])
+def test_a_term_about_some_sites_leaves_the_others_alone(decay: float | None) -> None:
+    frequency = Frequency(2.0, 50, decay)
+    one = ImportanceMinimality(1.0, name="one", frequency=frequency, sites=("linear1",))
+    other = ImportanceMinimality(1.0, name="other", frequency=frequency, sites=("*2",))
+    both = ImportanceMinimality(1.0, name="both", frequency=frequency)
+    objective = Objective((one, other, both))
+    context = toy.context(objective)
+    if decay is not None:
+        sites = {name: set(average) for name, average in context.averages.items()}
+        assert sites == {"one": {"linear1"}, "other": {"linear2"}, "both": set(toy.COUNTS)}
+        carried = objective.averaged(context)
+        assert jax.tree.structure(carried) == jax.tree.structure(context.averages)
+    found = values([one, other, both])
+    assert found["one"] != pytest.approx(found["other"], rel=1e-3)
+    assert found["one"] + found["other"] == pytest.approx(found["both"], rel=1e-6)
+
+
+def test_a_term_about_a_site_that_is_not_decomposed_is_refused() -> None:
+    term = ImportanceMinimality(1.0, sites=("linear1", "linear3"))
+    with pytest.raises(UnknownSiteError, match=r"'linear3'.*nearest site is 'linear[12]'"):
+        values([term])
 
 
 def test_importances_see_noise_as_soon_as_one_source_is_binomial() -> None:

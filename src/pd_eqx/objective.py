@@ -8,7 +8,7 @@ reads from the context and hands on through the objective; it keeps nothing itse
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -43,6 +43,7 @@ from pd_eqx.masks import (
     interpolate,
 )
 from pd_eqx.schedule import Schedule
+from pd_eqx.sites import sites_matching
 from pd_eqx.unembedding import Outputs
 
 # A moving average of each component's mean penalty, `[C]` by site.
@@ -142,13 +143,27 @@ class Minimality(Term):
     """Few components matter: a penalty on upper importances, and what its frequency term carries along.
 
     - `frequency`: the frequency term, or None.
+    - `sites`: glob patterns of the sites that it is about.
     """
 
     frequency: Frequency | None
+    sites: tuple[str, ...]
 
     @abc.abstractmethod
+    def penalty(self, upper: Float[Array, "..."], context: Context) -> Float[Array, "..."]:
+        """The penalty of each upper importance of one site, of their shape `[*lead, C]`."""
+
     def penalties(self, context: Context) -> dict[str, Float[Array, "..."]]:
-        """The penalty of each importance, `[*lead, C]` by site."""
+        """The penalty of each importance, `[*lead, C]` by site, of the sites that the term is about."""
+        upper = context.importances.upper
+        return {site: self.penalty(upper[site], context) for site in self.about(tuple(upper))}
+
+    def about(self, sites: Sequence[str]) -> tuple[str, ...]:
+        """Those of the decomposed sites that the term is about.
+
+        **Errors:** `pd_eqx.sites.UnknownSiteError` for a pattern that matches none.
+        """
+        return sites_matching(sites, self.sites)
 
     def value(self, context: Context, key: PRNGKeyArray) -> Float[Array, ""]:
         """See `Term.value`, and `losses.minimality`."""
@@ -177,12 +192,13 @@ class ImportanceMinimality(Minimality):
     eps: float | Anneal = 1e-12
     name: str = "importance_minimality"
     frequency: Frequency | None = None
+    sites: tuple[str, ...] = ("*",)
 
-    def penalties(self, context: Context) -> dict[str, Float[Array, "..."]]:
-        """See `Minimality.penalties`."""
+    def penalty(self, upper: Float[Array, "..."], context: Context) -> Float[Array, "..."]:
+        """See `Minimality.penalty`."""
         p = annealed(self.p, context.step, context.total_steps)
         eps = annealed(self.eps, context.step, context.total_steps)
-        return {site: lp_penalty(ci, p, eps) for site, ci in context.importances.upper.items()}
+        return lp_penalty(upper, p, eps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,12 +209,11 @@ class SmoothL0(Minimality):
     width: float | Anneal
     name: str = "smooth_l0"
     frequency: Frequency | None = None
+    sites: tuple[str, ...] = ("*",)
 
-    def penalties(self, context: Context) -> dict[str, Float[Array, "..."]]:
-        """See `Minimality.penalties`."""
-        width = annealed(self.width, context.step, context.total_steps)
-        upper = context.importances.upper
-        return {site: smooth_l0_penalty(ci, width) for site, ci in upper.items()}
+    def penalty(self, upper: Float[Array, "..."], context: Context) -> Float[Array, "..."]:
+        """See `Minimality.penalty`."""
+        return smooth_l0_penalty(upper, annealed(self.width, context.step, context.total_steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -426,7 +441,8 @@ class Objective:
         """The moving averages to begin with, by term name."""
         return {
             term.name: {
-                site: jnp.zeros(ci.shape[-1], jnp.float32) for site, ci in importances.items()
+                site: jnp.zeros(importances[site].shape[-1], jnp.float32)
+                for site in term.about(tuple(importances))
             }
             for term, _ in self._averaging
         }

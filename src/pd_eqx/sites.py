@@ -8,7 +8,7 @@ and the run would look better than it is.
 import dataclasses
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class UnknownSiteError(ValueError):
@@ -55,12 +55,23 @@ def select_sites(sites: Sequence[Site], patterns: Mapping[str, int]) -> dict[str
             raise ValueError(
                 f"site pattern {pattern!r} asks for {count} components; ask for 1 or more"
             )
-        matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
-        if not matching:
-            nearest = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
-            hint = (
-                f"; the nearest site is {nearest[0]!r}" if nearest else "; the target has no sites"
-            )
-            raise UnknownSiteError(f"site pattern {pattern!r} matches no site of the target{hint}")
-        chosen.update(dict.fromkeys(matching, count))
+        chosen.update(dict.fromkeys(_matching(names, pattern), count))
     return {name: chosen[name] for name in names if name in chosen}
+
+
+def sites_matching(names: Sequence[str], patterns: Iterable[str]) -> tuple[str, ...]:
+    """The sites that at least one pattern names, in the order of `names`.
+
+    **Errors:** `UnknownSiteError` for a pattern that matches nothing, naming the nearest site.
+    """
+    chosen = {name for pattern in patterns for name in _matching(names, pattern)}
+    return tuple(name for name in names if name in chosen)
+
+
+def _matching(names: Sequence[str], pattern: str) -> list[str]:
+    matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    if not matching:
+        nearest = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
+        hint = f"; the nearest site is {nearest[0]!r}" if nearest else "; there are no sites"
+        raise UnknownSiteError(f"site pattern {pattern!r} matches no site{hint}")
+    return matching

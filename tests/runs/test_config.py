@@ -34,7 +34,7 @@ from pd_eqx.runs.config_file import (
     refuse_mismatch,
 )
 from pd_eqx.schedule import Knot, Schedule, constant, decaying
-from pd_eqx.sites import Site
+from pd_eqx.sites import Site, UnknownSiteError
 from runs.small import SMALL, small_config
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -50,6 +50,12 @@ def test_the_examples_are_valid_and_build(path: Path) -> None:
     if config.target.kind == "pretrained":  # which has to be fetched first
         return
     assert set(config.counts()) <= {site.name for site in config.target.sites()}
+
+
+def test_a_term_about_no_decomposed_site_is_refused_by_its_key() -> None:
+    config = small_config("objective.0.sites=[linear1, mlp_x]")
+    with pytest.raises(UnknownSiteError, match=r"objective\.0\.sites: .*'mlp_x'"):
+        config.counts()
 
 
 def test_the_first_example_leaves_no_key_out() -> None:

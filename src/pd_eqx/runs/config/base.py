@@ -23,6 +23,7 @@ NotNegative = Annotated[float, Field(ge=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Name = Annotated[str, Field(min_length=1)]
+SitePatterns = Annotated[list[Name], Field(min_length=1)]
 
 
 class Node(pydantic.BaseModel):

@@ -4,7 +4,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pd_eqx.runs.config.base import Count, Decay, Name, Node, NotNegative, Positive
+from pd_eqx.runs.config.base import (
+    Count,
+    Decay,
+    Name,
+    Node,
+    NotNegative,
+    Positive,
+    SitePatterns,
+)
 from pd_eqx.runs.config.masks import ALL_SITES, AnyRouting, AnySource, PersistentAdversaryConfig
 from pd_eqx.runs.config.schedules import AnySchedule, AnyValue, fixed
 
@@ -66,6 +74,7 @@ class ImportanceMinimalityConfig(Node):
     p: AnyValue = fixed(1.0)
     eps: AnyValue = fixed(1e-12)
     frequency: FrequencyConfig | None = None
+    sites: SitePatterns = Field(default_factory=lambda: ["*"])
 
     def build(self) -> "Term":
         """The library's term."""
@@ -77,6 +86,7 @@ class ImportanceMinimalityConfig(Node):
             self.eps.build(),
             self.name,
             None if self.frequency is None else self.frequency.build(),
+            tuple(self.sites),
         )
 
 
@@ -88,13 +98,16 @@ class SmoothL0Config(Node):
     coefficient: NotNegative
     width: AnyValue
     frequency: FrequencyConfig | None = None
+    sites: SitePatterns = Field(default_factory=lambda: ["*"])
 
     def build(self) -> "Term":
         """The library's term."""
         from pd_eqx.objective import SmoothL0
 
         frequency = None if self.frequency is None else self.frequency.build()
-        return SmoothL0(self.coefficient, self.width.build(), self.name, frequency)
+        return SmoothL0(
+            self.coefficient, self.width.build(), self.name, frequency, tuple(self.sites)
+        )
 
 
 class ReconstructionConfig(Node):

@@ -15,7 +15,7 @@ from pd_eqx.runs.config.base import (
 from pd_eqx.runs.config.ci_fns import AnyCIFunction
 from pd_eqx.runs.config.data import AnyData
 from pd_eqx.runs.config.evaluation import EvaluationConfig
-from pd_eqx.runs.config.objective import AnyTerm
+from pd_eqx.runs.config.objective import AnyTerm, ImportanceMinimalityConfig, SmoothL0Config
 from pd_eqx.runs.config.optimizers import FaithfulnessWarmupConfig, OptimizersConfig
 from pd_eqx.runs.config.targets import AnyTarget
 
@@ -133,8 +133,16 @@ class Config(Node):
     def counts(self) -> dict[str, int]:
         """The number of components of each chosen site.
 
-        **Errors:** `pd_eqx.sites.UnknownSiteError` for a pattern that matches no site of the target.
+        **Errors:** `pd_eqx.sites.UnknownSiteError` for a pattern that matches no site of the target, or one of a term that
+        matches no decomposed site.
         """
-        from pd_eqx.sites import select_sites
+        from pd_eqx.sites import UnknownSiteError, select_sites, sites_matching
 
-        return select_sites(self.target.sites(), self.sites)
+        counts = select_sites(self.target.sites(), self.sites)
+        for index, term in enumerate(self.objective):
+            if isinstance(term, ImportanceMinimalityConfig | SmoothL0Config):
+                try:
+                    sites_matching(tuple(counts), term.sites)
+                except UnknownSiteError as error:
+                    raise UnknownSiteError(f"objective.{index}.sites: {error}") from None
+        return counts
