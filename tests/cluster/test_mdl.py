@@ -90,6 +90,26 @@ def test_stability_is_high_for_what_is_there_and_low_for_noise() -> None:
     np.testing.assert_array_equal(again.stability, shaky.stability)
 
 
+@given(seed=st.integers(0, 10_000))
+def test_stability_is_the_mean_overlap_with_each_resampling(seed: int) -> None:
+    """The definition, by sets: one resampling after the other, with the draws that the docstring promises."""
+    active = patterns(seed)
+    found = cluster(active, 1.0, members=3, seed=seed)
+    expected = np.zeros(active.shape[1])
+    for member in range(3):
+        random = np.random.default_rng([seed, member])
+        sample = active[random.integers(len(active), size=len(active))]
+        there = [{c} for c in range(active.shape[1])]
+        fires = np.flatnonzero(sample.any(axis=0))
+        clusters = agglomerate(sample[:, fires]).clusters()
+        for c, of in zip(fires, clusters, strict=True):
+            there[c] = set(fires[clusters == of].tolist())
+        for c, of in enumerate(found.clusters):
+            here = set(np.flatnonzero(found.clusters == of).tolist())
+            expected[c] += len(here & there[c]) / len(here | there[c]) / 3
+    np.testing.assert_allclose(found.stability, expected)
+
+
 def test_the_adjusted_rand_index() -> None:
     a = np.array([0, 0, 1, 1, 2])
     assert adjusted_rand(a, np.array([5, 5, 3, 3, 4])) == 1.0

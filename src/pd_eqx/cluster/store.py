@@ -1,6 +1,12 @@
-"""The clusters of a harvest on disk; see docs/cluster.md."""
+"""The clusters of a harvest on disk; see docs/cluster.md.
+
+The files belong together. All are written beside the old ones first; then `clusters.json` goes, the tables take their
+places, and the new one comes last. So where it is, the others are of the same clustering; where a write was cut off it
+is missing, or all is as it was.
+"""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +16,8 @@ from pd_eqx.cluster.ensemble import Clustering, cluster
 from pd_eqx.harvest.store import HarvestError, read_harvest
 
 FORMAT = 1
+ABOUT = "clusters.json"
+_WRITING = ".writing"
 
 
 def cluster_harvest(
@@ -68,7 +76,9 @@ def _write(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    to.mkdir(parents=True, exist_ok=True)
+    staged = to / _WRITING
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
     cluster_of = np.full(len(names), -1, np.int32)
     cluster_of[components] = found.clusters
     stability = np.full(len(names), np.nan)
@@ -92,9 +102,10 @@ def _write(
         },
     }
     for name, table in tables.items():
-        path = to / f"{name}.parquet"
-        partial = path.with_suffix(".partial")
-        pq.write_table(pa.table(table), partial, compression="zstd")
-        partial.replace(path)
-    np.save(to / "linkage.npy", found.tree.linkage())
-    (to / "clusters.json").write_text(json.dumps(about, indent=2) + "\n")
+        pq.write_table(pa.table(table), staged / f"{name}.parquet", compression="zstd")
+    np.save(staged / "linkage.npy", found.tree.linkage())
+    (staged / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
+    (to / ABOUT).unlink(missing_ok=True)
+    for path in sorted(staged.iterdir(), key=lambda path: path.name == ABOUT):
+        path.replace(to / path.name)
+    staged.rmdir()
