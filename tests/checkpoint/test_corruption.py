@@ -161,14 +161,39 @@ def test_a_lost_item_or_manifest_is_an_incomplete_step(tmp_path: Path) -> None:
             store.restore(abstract_like(state), 0)
 
 
-def test_the_newest_step_is_not_silently_passed_over_when_it_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "written", "damaged"),
+    [
+        ("manifest.json", b'"stripped":false', b'"stripped":true '),
+        ("process.leaves.json", b"float32", b"float16"),
+    ],
+)
+def test_the_newest_step_is_not_silently_passed_over_when_it_is_damaged(
+    tmp_path: Path, file: str, written: bytes, damaged: bytes
+) -> None:
     state = make_state(1)
     with CheckpointStore(tmp_path) as store:
         store.save(1, make_state(0))
         store.save(2, state)
-        manifest = tmp_path / "2" / "manifest.json"
-        manifest.write_bytes(manifest.read_bytes().replace(b"float32", b"float16", 1))
-        assert store.steps() == [1]
-        with pytest.raises(CorruptCheckpointError, match="checksum"):
+        path = tmp_path / "2" / file
+        content = path.read_bytes().replace(written, damaged, 1)
+        assert content != path.read_bytes()
+        path.write_bytes(content)
+        with pytest.raises(CorruptCheckpointError, match=rf"{file} is damaged: its checksum"):
             store.restore(abstract_like(state))
+        with pytest.raises(CorruptCheckpointError, match="checksum"):
+            store.verify(2)
+        assert "checksum" in store.describe(2).problem
         assert bits(store.restore(abstract_like(state), 1)) == bits(make_state(0))
+
+
+def test_a_lost_record_is_an_incomplete_step_that_serves_its_other_item(tmp_path: Path) -> None:
+    state = make_state(1)
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, state)
+        (tmp_path / "1" / "process.leaves.json").unlink()
+        assert store.steps() == []
+        with pytest.raises(IncompleteCheckpointError, match=r"lost process\.leaves\.json"):
+            store.restore(abstract_like(state), 1)
+        product = store.restore_item("product", abstract_like(state.product), 1)
+        assert bits(product) == bits(state.product)

@@ -12,11 +12,16 @@ because orbax fails under an active one.
 Leaves are cut into chunks of 16 MiB, because a chunk is held twice while it is read: 512 MiB in leaves
 of 64 MiB took 625 MiB to read as one chunk each, and 544 MiB so.
 
-Orbax raises whatever its parsers raise. Here each of them is told as a `CheckpointError`.
+Arrays of this host are read by tensorstore, as orbax would, but under the names and sizes that the manifest tells: of
+orbax's own metadata, which is a few percent of a small product, nothing is read. Orbax reads what spans processes,
+and what others wrote.
+
+Both raise whatever their parsers raise. Here each of them is told as a `CheckpointError`.
 """
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +29,16 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore as ts
 
 from pd_eqx.checkpoint.errors import CorruptCheckpointError
-from pd_eqx.checkpoint.structure import raw
+from pd_eqx.checkpoint.structure import Node, raw
 
 _CHUNK_BYTES = 1 << 24
+
+# What tensorstore parses of an item, beside the files that hold data.
+INDEX = "manifest.ocdbt"
+_INDEX_BYTES = 100_000_000  # of it are kept while arrays are read
 
 
 def write(step: Path, trees: Mapping[str, Any]) -> None:
@@ -51,7 +61,49 @@ def write(step: Path, trees: Mapping[str, Any]) -> None:
         writer.save(step, ocp.args.Composite(**saves))
 
 
-def read(item: Path, abstract: Any, which: Sequence[int]) -> list[Any]:
+def read(item: Path, nodes: Sequence[Node]) -> list[np.ndarray]:
+    """Arrays of an item that `write` wrote, whole and on the host. PRNG keys come as their raw data.
+
+    **Errors:** `CorruptCheckpointError` for whatever tensorstore raises, and where it holds another shape or dtype.
+    """
+    context = ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": _INDEX_BYTES}})
+    index = {
+        "driver": "ocdbt",
+        "base": {"driver": "file", "path": f"{item}/"},
+        "cache_pool": "cache_pool#ocdbt",
+    }
+    with _told(item):
+        opening = [
+            ts.open(
+                {
+                    "driver": "zarr3",
+                    "kvstore": {**index, "path": f"{node.name}/"},
+                    "recheck_cached_data": False,
+                    "recheck_cached_metadata": False,
+                    "fill_missing_data_reads": False,
+                },
+                read=True,
+                open=True,
+                context=context,
+            )
+            for node in nodes
+        ]
+        stores = [opened.result() for opened in opening]
+        for node, store in zip(nodes, stores, strict=True):
+            _refuse_other(node, store)
+        reading = [store.read() for store in stores]
+        return [array.result() for array in reading]
+
+
+def _refuse_other(node: Node, store: ts.TensorStore) -> None:
+    """Nothing of an absurd size is read, nor anything cast."""
+    dtype, shape = store.dtype.numpy_dtype, tuple(store.shape)
+    as_told = node.dtype.startswith("key<") or (dtype.name, shape) == (node.dtype, node.shape)
+    if not as_told or math.prod(shape) * dtype.itemsize != node.bytes:
+        raise ValueError(f"{node.path} is {dtype.name}{list(shape)} and not {node.told()}")
+
+
+def read_by_orbax(item: Path, abstract: Any, which: Sequence[int]) -> list[Any]:
     """Some raw leaves of an item: those at the positions `which` of `jax.tree.leaves(abstract)`.
 
     They come as numpy arrays, which orbax reads with less memory and time than jax arrays. Only a leaf
@@ -67,16 +119,21 @@ def read(item: Path, abstract: Any, which: Sequence[int]) -> list[Any]:
         leaf = leaves[position]
         stored = raw(leaf)
         template[position] = stored
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable:
+        if spans_processes(leaf):
             how[position] = ocp.ArrayRestoreArgs(
-                sharding=sharding, global_shape=stored.shape, dtype=stored.dtype
+                sharding=leaf.sharding, global_shape=stored.shape, dtype=stored.dtype
             )
     arguments = ocp.args.PyTreeRestore(
         item=treedef.unflatten(template), restore_args=treedef.unflatten(how)
     )
     restored = jax.tree.leaves(_call(item, lambda reader: reader.restore(item, args=arguments)))
     return [restored[position] for position in which]
+
+
+def spans_processes(leaf: Any) -> bool:
+    """Whether a leaf was asked for on devices of other processes too."""
+    sharding = getattr(leaf, "sharding", None)
+    return isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable
 
 
 def plain_tree(item: Path) -> tuple[list[str], Any]:
@@ -94,13 +151,19 @@ def plain_tree(item: Path) -> tuple[list[str], Any]:
 
 
 def _call(item: Path, work: Callable[[ocp.Checkpointer], Any]) -> Any:
+    with (
+        _told(item),
+        jax.set_mesh(None),
+        _without_idle_warning(),
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader,
+    ):
+        return work(reader)
+
+
+@contextlib.contextmanager
+def _told(item: Path) -> Generator[None]:
     try:
-        with (
-            jax.set_mesh(None),
-            _without_idle_warning(),
-            ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader,
-        ):
-            return work(reader)
+        yield
     except Exception as error:  # orbax and tensorstore raise bare ones
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CorruptCheckpointError(f"{item} cannot be read: {first[:300]}") from error

@@ -1,10 +1,15 @@
 """The record of a step: what was saved, leaf by leaf, and which files hold it.
 
 The manifest is one JSON file in the step's directory, with a checksum of itself. It is written after
-all else, so its presence says that the step is whole; it is read before all else, so a restore can
-refuse a wrong structure without touching the data, and a tool can describe a step whose classes it
-does not know. It records each file with its size, and the content of the small ones that hold no
-array data by checksum: those are read by orbax's own parser, which must never see damage.
+all else, so its presence says that the step is whole; it is read before all else. It records each file
+with its size, and the content of the small ones that hold no array data by checksum.
+
+The leaves of each item lie in a file of their own beside it, `ITEM.leaves.json`, whose checksum the manifest
+holds: the record of the process is several times that of the product, whose readers need none of it. By
+it a restore refuses a wrong structure without touching the data, and a tool describes a step whose
+classes it does not know.
+
+In format 1 the manifest held the leaves as well; it is still read, and stripping a step keeps its format.
 """
 
 import dataclasses
@@ -21,7 +26,8 @@ from pd_eqx.checkpoint.errors import (
 from pd_eqx.checkpoint.structure import Node
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+_WITH_LEAVES = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,22 +65,80 @@ class StoredItem:
 
 
 @dataclasses.dataclass(frozen=True)
+class Entry:
+    """An item as the manifest alone tells it.
+
+    - `leaves`: the file of its containers and leaves; in format 1 these themselves.
+    - `files`, `stripped`: see `StoredItem`.
+    """
+
+    name: str
+    leaves: "StoredFile | tuple[Node, ...]"
+    files: tuple[StoredFile, ...]
+    stripped: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     """What a whole step consists of; `files` are those that belong to no item."""
 
     step: int
-    items: tuple[StoredItem, ...]
+    entries: tuple[Entry, ...]
     files: tuple[StoredFile, ...]
 
-    def item(self, name: str) -> StoredItem | None:
-        """The item of that name, if the step has it."""
-        return next((item for item in self.items if item.name == name), None)
+    @property
+    def names(self) -> list[str]:
+        """The names of the items."""
+        return [entry.name for entry in self.entries]
+
+    def entry(self, name: str) -> Entry | None:
+        """The entry of the item of that name, if the step has it."""
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+    @property
+    def present(self) -> tuple[StoredFile, ...]:
+        """All files of the step but the manifest, and but those of stripped items."""
+        records = [entry.leaves for entry in self.entries if isinstance(entry.leaves, StoredFile)]
+        stored = [file for entry in self.entries if not entry.stripped for file in entry.files]
+        return (*self.files, *records, *stored)
 
 
-def encode(manifest: Manifest) -> bytes:
-    """The manifest as the bytes of its file."""
-    body = _body(manifest)
-    return json.dumps({"sha256": _checksum(body), "manifest": body}, indent=1).encode()
+def encode(step: int, items: Sequence[StoredItem], files: Sequence[StoredFile]) -> dict[str, bytes]:
+    """The files that record a step, by name; the manifest is the last, and is written last."""
+    told: dict[str, bytes] = {}
+    entries: list[dict[str, Any]] = []
+    for item in items:
+        name = f"{item.name}.leaves.json"  # no item has such a name, a field's has no dots
+        told[name] = _compact([_node(node) for node in item.nodes])
+        record = StoredFile(name, len(told[name]), hashlib.sha256(told[name]).hexdigest())
+        entries.append(
+            {
+                "name": item.name,
+                "stripped": item.stripped,
+                "leaves": dataclasses.asdict(record),
+                "files": [dataclasses.asdict(file) for file in item.files],
+            }
+        )
+    body = {
+        "format": FORMAT,
+        "step": step,
+        "items": entries,
+        "files": [dataclasses.asdict(file) for file in files],
+    }
+    told[NAME] = _sealed(body)
+    return told
+
+
+def stripped(content: bytes, step: Path, item: str) -> bytes:
+    """The manifest in the bytes of the file of `step`, after the files of an item were removed on purpose.
+
+    **Errors:** those of `decode`.
+    """
+    decode(content, step)
+    body = json.loads(content)["manifest"]
+    for entry in body["items"]:
+        entry["stripped"] |= entry["name"] == item
+    return _sealed(body)
 
 
 def decode(content: bytes, step: Path) -> Manifest:
@@ -88,25 +152,26 @@ def decode(content: bytes, step: Path) -> Manifest:
         body = outer["manifest"]
         intact = outer["sha256"] == _checksum(body)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(step) from error
+        raise _damaged(step / NAME) from error
     if not intact:
-        raise _damaged(step)
-    if body["format"] != FORMAT:
+        raise _damaged(step / NAME)
+    if body["format"] not in (_WITH_LEAVES, FORMAT):
         raise IncompleteCheckpointError(
-            f"{step} has a manifest of format {body['format']}, and this version reads format "
-            f"{FORMAT}; use the version of pd_eqx that wrote it"
+            f"{step} has a manifest of format {body['format']}, and this version reads formats "
+            f"{_WITH_LEAVES} and {FORMAT}; use the version of pd_eqx that wrote it"
         )
     if str(body["step"]) != step.name:
         raise IncompleteCheckpointError(
             f"{step} holds step {body['step']}: the directory was renamed or copied; give it back "
             "its own name"
         )
+    inside = body["format"] == _WITH_LEAVES
     return Manifest(
         step=body["step"],
-        items=tuple(
-            StoredItem(
+        entries=tuple(
+            Entry(
                 name=item["name"],
-                nodes=tuple(_decoded(node) for node in item["nodes"]),
+                leaves=_nodes(item["nodes"]) if inside else StoredFile(**item["leaves"]),
                 files=_files(item["files"]),
                 stripped=item["stripped"],
             )
@@ -128,6 +193,26 @@ def read(step: Path) -> Manifest:
             f"{step} has no readable {NAME}, so it was never finished ({error}); nothing reads it"
         ) from error
     return decode(content, step)
+
+
+def read_item(step: Path, entry: Entry) -> StoredItem:
+    """An item with its containers and leaves.
+
+    **Errors:** `IncompleteCheckpointError` when its record cannot be read, `CorruptCheckpointError` unless it is exactly
+    what was written.
+    """
+    leaves = entry.leaves
+    if isinstance(leaves, StoredFile):
+        try:
+            content = (step / leaves.path).read_bytes()
+        except OSError as error:
+            raise IncompleteCheckpointError(
+                f"{step} has lost {leaves.path} ({error}); copy it from a backup, or restore another step"
+            ) from error
+        if hashlib.sha256(content).hexdigest() != leaves.sha256:
+            raise _damaged(step / leaves.path)
+        leaves = _nodes(json.loads(content))
+    return StoredItem(entry.name, leaves, entry.files, entry.stripped)
 
 
 def recorded(step: Path, item: str | None, items: frozenset[str]) -> tuple[StoredFile, ...]:
@@ -182,27 +267,14 @@ def _files(entries: list[dict[str, Any]]) -> tuple[StoredFile, ...]:
     return tuple(StoredFile(**entry) for entry in entries)
 
 
-def _body(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "step": manifest.step,
-        "items": [
-            {
-                "name": item.name,
-                "stripped": item.stripped,
-                "nodes": [_node(node) for node in item.nodes],
-                "files": [dataclasses.asdict(file) for file in item.files],
-            }
-            for item in manifest.items
-        ],
-        "files": [dataclasses.asdict(file) for file in manifest.files],
-    }
-
-
 def _node(node: Node) -> dict[str, Any]:
     if node.is_array:
         return {**dataclasses.asdict(node), "shape": list(node.shape)}
     return {"path": node.path, "kind": node.kind}
+
+
+def _nodes(entries: list[dict[str, Any]]) -> tuple[Node, ...]:
+    return tuple(_decoded(entry) for entry in entries)
 
 
 def _decoded(entry: dict[str, Any]) -> Node:
@@ -210,13 +282,20 @@ def _decoded(entry: dict[str, Any]) -> Node:
     return dataclasses.replace(Node(entry["path"], entry["kind"]), **{**entry, "shape": shape})
 
 
+def _sealed(body: Any) -> bytes:
+    return _compact({"sha256": _checksum(body), "manifest": body})
+
+
 def _checksum(body: Any) -> str:
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(_compact(body)).hexdigest()
 
 
-def _damaged(step: Path) -> CorruptCheckpointError:
+def _compact(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _damaged(file: Path) -> CorruptCheckpointError:
     return CorruptCheckpointError(
-        f"{step / NAME} is damaged: its checksum does not match. The step's data cannot be trusted; "
+        f"{file} is damaged: its checksum does not match. The step's data cannot be trusted; "
         "restore another step, or copy this one from a backup"
     )

@@ -43,7 +43,7 @@ from pd_eqx.checkpoint.errors import (
     StructureMismatchError,
 )
 from pd_eqx.checkpoint.fingerprint import device_sums, fingerprint, host_sums
-from pd_eqx.checkpoint.manifest import Manifest, StoredItem
+from pd_eqx.checkpoint.manifest import Entry, Manifest, StoredItem
 from pd_eqx.checkpoint.structure import (
     Node,
     differences,
@@ -184,11 +184,11 @@ class CheckpointStore:
         """
         step, record = self._choose(step)
         asked = fields(abstract)
-        self._compare(step, record, asked, whole=True)
+        stored = self._compare(step, record, asked, whole=True)
         for name, item in asked.items():
             _refuse_placement(item, name)
         restored = [
-            self._read(step, record, name, item, verify=verify) for name, item in asked.items()
+            self._read(step, stored[name], item, verify=verify) for name, item in asked.items()
         ]
         _, treedef = jax.tree.flatten(abstract, is_leaf=lambda node: node is not abstract)
         return treedef.unflatten(restored)
@@ -226,11 +226,11 @@ class CheckpointStore:
     ) -> tuple[Any, int]:
         """The same, and which step it was: asking for the latest first would read its manifest twice."""
         step, record = self._choose(step)
-        self._stored(step, record, item)
-        self._compare(step, record, {item: abstract}, whole=False)
+        self._entry(step, record, item)
+        stored = self._compare(step, record, {item: abstract}, whole=False)[item]
         if to == "devices":
             _refuse_placement(abstract, item)
-        found = self._read(step, record, item, abstract, verify=verify, to_host=to == "host")
+        found = self._read(step, stored, abstract, verify=verify, to_host=to == "host")
         return found, step
 
     def read_item(self, item: str, step: int | None = None) -> Iterator[tuple[Node, np.ndarray]]:
@@ -244,8 +244,8 @@ class CheckpointStore:
         **Errors:** as for `restore_item`, at the first damaged array.
         """
         step, record = self._choose(step)
-        stored = self._stored(step, record, item)
         directory = self.path / str(step)
+        stored = self._item(directory, self._entry(step, record, item))
         self._refuse_altered(directory, stored)
         for node, array in self._arrays(directory, stored):
             if array is None:
@@ -265,14 +265,15 @@ class CheckpointStore:
         """
         step, record = self._choose(step)
         directory = self.path / str(step)
-        present = [item for item in record.items if not item.stripped]
-        files = [*record.files, *(file for item in present for file in item.files)]
-        absent, resized = manifest.missing(directory, files)
-        damage = [*absent, *resized, *manifest.altered(directory, files)]
-        wrong = [node for item in present for node in self._wrong(directory, item)]
+        stored = tuple(self._item(directory, entry) for entry in record.entries)
+        absent, resized = manifest.missing(directory, record.present)
+        damage = [*absent, *resized, *manifest.altered(directory, record.present)]
+        wrong = [
+            node for item in stored if not item.stripped for node in self._wrong(directory, item)
+        ]
         if damage or wrong:
             raise self._gone(directory) or _corrupt(directory, wrong, "\n".join(damage))
-        return StepDescription(step, record.items)
+        return StepDescription(step, stored)
 
     @overload
     def describe(self, step: int) -> StepDescription: ...
@@ -290,6 +291,19 @@ class CheckpointStore:
         if step not in disk.numbered(self.path):
             raise self._no_such(step)
         return self._describe(step)
+
+    def describe_item(self, item: str, step: int | None = None) -> StoredItem:
+        """What was recorded of one item; reads no data, and no file of the others.
+
+        **Arguments:**
+        - `item`: its name; it may have been stripped.
+        - `step`: which step; the latest whole one by default.
+
+        **Errors:** as for `restore_item`.
+        """
+        step, record = self._choose(step)
+        entry = self._entry(step, record, item, even_stripped=True)
+        return self._item(self.path / str(step), entry)
 
     def steps(self) -> list[int]:
         """The whole steps on disk now, ascending."""
@@ -347,8 +361,8 @@ class CheckpointStore:
     def _commit(self, step: int, staged: Path, pending: Sequence[_Pending]) -> None:
         directory = staged / str(step)
         disk.flush_tree(directory)
-        record = _recorded(step, directory, pending)
-        disk.write(directory / manifest.NAME, manifest.encode(record))
+        for name, content in _recorded(step, directory, pending).items():
+            disk.write(directory / name, content)
         disk.flush(directory)
         disk.publish(staged, self.path, step)
 
@@ -373,9 +387,7 @@ class CheckpointStore:
         """The manifest of a step whose files are all there."""
         directory = self.path / str(step)
         record = manifest.read(directory)
-        stored = [item for item in record.items if not item.stripped]
-        files = [*record.files, *(file for item in stored for file in item.files)]
-        absent, resized = manifest.missing(directory, files)
+        absent, resized = manifest.missing(directory, record.present)
         if absent:
             raise IncompleteCheckpointError(
                 f"step {step} of {self.path} is not whole: {absent[0]}"
@@ -386,34 +398,43 @@ class CheckpointStore:
         return record
 
     def _describe(self, step: int) -> StepDescription:
+        directory = self.path / str(step)
         try:
-            record = manifest.read(self.path / str(step))
+            record = manifest.read(directory)
+            stored = tuple(manifest.read_item(directory, entry) for entry in record.entries)
         except CheckpointError as error:
             return StepDescription(step, (), str(error))
         try:
             self._whole(step)
         except CheckpointError as error:
-            return StepDescription(step, record.items, str(error))
-        return StepDescription(step, record.items)
+            return StepDescription(step, stored, str(error))
+        return StepDescription(step, stored)
 
     def _no_such(self, step: int) -> CheckpointNotFoundError:
         return CheckpointNotFoundError(
             f"there is no step {step} in {self.path}; whole steps: {self.steps()}"
         )
 
-    def _stored(self, step: int, record: Manifest, name: str) -> StoredItem:
-        stored = record.item(name)
-        if stored is None:
+    def _entry(
+        self, step: int, record: Manifest, name: str, *, even_stripped: bool = False
+    ) -> Entry:
+        entry = record.entry(name)
+        if entry is None:
             raise StructureMismatchError(
-                f"step {step} of {self.path} has no item '{name}'; it holds "
-                f"{', '.join(item.name for item in record.items)}"
+                f"step {step} of {self.path} has no item '{name}'; it holds {', '.join(record.names)}"
             )
-        if stored.stripped:
+        if entry.stripped and not even_stripped:
             raise IncompleteCheckpointError(
                 f"step {step} of {self.path} was stripped of {name} and can no longer be resumed; it "
-                f"still serves {', '.join(item.name for item in record.items if not item.stripped)}"
+                f"still serves {', '.join(other.name for other in record.entries if not other.stripped)}"
             )
-        return stored
+        return entry
+
+    def _item(self, directory: Path, entry: Entry) -> StoredItem:
+        try:
+            return manifest.read_item(directory, entry)
+        except CheckpointError as error:
+            raise self._gone(directory) or error from None
 
     def _is_whole(self, step: int) -> bool:
         try:
@@ -437,49 +458,47 @@ class CheckpointStore:
                 warnings.warn(f"passed over: {error}", stacklevel=3)
         raise CheckpointNotFoundError(f"there is no whole step in {self.path}")
 
-    def _compare(self, step: int, record: Manifest, asked: dict[str, Any], *, whole: bool) -> None:
-        stored = [
-            self._stored(step, record, item.name)
-            for item in record.items
-            if whole or item.name in asked
-        ]
+    def _compare(
+        self, step: int, record: Manifest, asked: dict[str, Any], *, whole: bool
+    ) -> dict[str, StoredItem]:
+        """The stored items, of which each has what was asked for and, where `whole` is, all are asked for."""
+        names = [name for name in record.names if whole or name in asked]
+        entries = [self._entry(step, record, name) for name in names]
+        stored = [self._item(self.path / str(step), entry) for entry in entries]
         differing = differences(
             [node for item in stored for node in item.nodes],
             [node for name, item in asked.items() for node in nodes(item, name)],
         )
         if differing:
             lines = "\n".join(f"  {line}" for line in differing)
-            others = ", ".join(item.name for item in record.items)
+            others = ", ".join(record.names)
             raise StructureMismatchError(
                 f"step {step} of {self.path} does not fit the "
                 f"{'state' if whole else 'item'} you asked for:\n{lines}\n"
                 f"{len(differing)} paths differ. The step holds {others}; to use one alone: "
                 "restore_item(name, ...)"
             )
+        return {item.name: item for item in stored}
 
     def _read(
-        self,
-        step: int,
-        record: Manifest,
-        name: str,
-        abstract: Any,
-        *,
-        verify: bool,
-        to_host: bool = False,
+        self, step: int, stored: StoredItem, abstract: Any, *, verify: bool, to_host: bool = False
     ) -> Any:
-        stored = record.item(name)
-        assert stored is not None
         by_path = {node.path: node for node in stored.arrays}
-        asked = [(by_path[node.path], leaf) for node, leaf in leaves(abstract, name)]
+        asked = [(by_path[node.path], leaf) for node, leaf in leaves(abstract, stored.name)]
         if not asked:
             return abstract
         directory = self.path / str(step)
-        self._refuse_altered(directory, stored)
+        spans = not to_host and any(items.spans_processes(leaf) for _, leaf in asked)
+        self._refuse_altered(directory, stored, by_orbax=spans)
         settled: list[Any] = []
         wrong: list[Node] = []
         for group in _grouped([node for node, _ in asked]):
             try:
-                arrays = items.read(directory / name, abstract, group)
+                if spans:
+                    arrays = items.read_by_orbax(directory / stored.name, abstract, group)
+                else:
+                    nodes_of_group = [asked[position][0] for position in group]
+                    arrays = items.read(directory / stored.name, nodes_of_group)
             except CorruptCheckpointError as error:
                 wrong = self._wrong(directory, stored)
                 raise self._gone(directory) or _corrupt(directory, wrong, str(error)) from error
@@ -499,13 +518,14 @@ class CheckpointStore:
             raise _corrupt(directory, wrong)
         return jax.tree.structure(abstract).unflatten(settled)
 
-    def _refuse_altered(self, directory: Path, item: StoredItem) -> None:
-        """Raise unless the item is there, and the files that orbax parses are as they were written."""
+    def _refuse_altered(self, directory: Path, item: StoredItem, *, by_orbax: bool = False) -> None:
+        """Raise unless the item is there, and the files that will be parsed are as they were written."""
         if item.files and not (directory / item.name).is_dir():
             raise self._gone(directory) or IncompleteCheckpointError(
                 f"{directory} has lost its item {item.name}; copy it from a backup, or restore another step"
             )
-        altered = manifest.altered(directory, item.files)
+        parsed = [file for file in item.files if by_orbax or Path(file.path).name == items.INDEX]
+        altered = manifest.altered(directory, parsed)
         if altered:
             raise self._gone(directory) or _corrupt(directory, (), "\n".join(altered))
 
@@ -526,18 +546,10 @@ class CheckpointStore:
         self, directory: Path, item: StoredItem
     ) -> Iterator[tuple[Node, np.ndarray | None]]:
         """Each array of an item, on the host; None for one that is not what was saved."""
-        if not item.arrays:
-            return
-        where = directory / item.name
-        try:
-            names, tree = items.plain_tree(where)
-        except CorruptCheckpointError:
-            yield from ((node, None) for node in item.arrays)
-            return
         for group in _grouped(item.arrays):
             members = [item.arrays[position] for position in group]
-            positions = [names.index(node.name) for node in members]
-            for node, array in zip(members, _read_each(where, tree, positions), strict=True):
+            read = _read_each(directory / item.name, members)
+            for node, array in zip(members, read, strict=True):
                 intact = array is not None and _fingerprint(node, array) == node.fingerprint
                 yield node, array if intact else None
 
@@ -556,18 +568,19 @@ def _grouped(nodes: Sequence[Node]) -> Iterator[list[int]]:
         yield group
 
 
-def _read_each(item: Path, tree: Any, which: Sequence[int]) -> list[np.ndarray | None]:
-    """The arrays at some positions; None for each that cannot be read, found by halving."""
+def _read_each(item: Path, wanted: Sequence[Node]) -> list[np.ndarray | None]:
+    """Some arrays; None for each that cannot be read, found by halving."""
     try:
-        return [*items.read(item, tree, which)]
+        return [*items.read(item, wanted)]
     except CorruptCheckpointError:
-        if len(which) == 1:
+        if len(wanted) == 1:
             return [None]
-        half = len(which) // 2
-        return _read_each(item, tree, which[:half]) + _read_each(item, tree, which[half:])
+        half = len(wanted) // 2
+        return _read_each(item, wanted[:half]) + _read_each(item, wanted[half:])
 
 
-def _recorded(step: int, directory: Path, pending: Sequence[_Pending]) -> Manifest:
+def _recorded(step: int, directory: Path, pending: Sequence[_Pending]) -> dict[str, bytes]:
+    """The files that record the step, the manifest last."""
     stored = tuple(
         StoredItem(
             item.name,
@@ -577,7 +590,7 @@ def _recorded(step: int, directory: Path, pending: Sequence[_Pending]) -> Manife
         for item in pending
     )
     names = frozenset(item.name for item in pending)
-    return Manifest(step, stored, manifest.recorded(directory, None, names))
+    return manifest.encode(step, stored, manifest.recorded(directory, None, names))
 
 
 def _fingerprint(node: Node, leaf: Any) -> str:

@@ -30,7 +30,7 @@ from pd_eqx.checkpoint.errors import (
     IncompleteCheckpointError,
     StructureMismatchError,
 )
-from pd_eqx.checkpoint.manifest import Manifest, StoredItem
+from pd_eqx.checkpoint.manifest import Manifest
 from pd_eqx.checkpoint.store import CheckpointStore
 
 _STRIPPING = ".stripping-"
@@ -106,50 +106,45 @@ def strip(path: str | Path, item: str, *, apply: bool = False) -> Stripping:
         records = [(step.step, _record(root, step.step, item)) for step in described]
         if apply:
             for number, record in records:
-                if not _stored(record, item).stripped:
+                if not _is_stripped(record, item):
                     store.verify(number)
     found = tuple(_measured(root, number, record, item) for number, record in records)
     if apply:
         for number, record in records:
-            if not _stored(record, item).stripped:
-                _strip_step(root, number, record, item)
+            if not _is_stripped(record, item):
+                _strip_step(root, number, item)
     return Stripping(root, item, found, apply)
 
 
 def _record(root: Path, step: int, item: str) -> Manifest:
     record = manifest.read(root / str(step))
-    names = [stored.name for stored in record.items]
-    if item not in names or names == [item]:
+    if item not in record.names or record.names == [item]:
         raise StructureMismatchError(
-            f"nothing was stripped: step {step} of {root} holds {', '.join(names)}; it can be stripped of "
+            f"nothing was stripped: step {step} of {root} holds {', '.join(record.names)}; it can be stripped of "
             f"{item} where it holds that and something else"
         )
     return record
 
 
-def _stored(record: Manifest, item: str) -> StoredItem:
-    return next(stored for stored in record.items if stored.name == item)
+def _is_stripped(record: Manifest, item: str) -> bool:
+    return any(entry.stripped for entry in record.entries if entry.name == item)
 
 
 def _measured(root: Path, step: int, record: Manifest, item: str) -> StrippedStep:
     directory = root / str(step)
     total = sum(path.stat().st_size for path in _files(directory))
     going = sum(path.stat().st_size for path in _files(directory / item))
-    return StrippedStep(step, going, total - going, _stored(record, item).stripped)
+    return StrippedStep(step, going, total - going, _is_stripped(record, item))
 
 
-def _strip_step(root: Path, step: int, record: Manifest, item: str) -> None:
+def _strip_step(root: Path, step: int, item: str) -> None:
     original, place = root / str(step), root / f"{_STRIPPING}{step}"
     staged = place / str(step)
     try:
         place.mkdir()
         shutil.copytree(original, staged, ignore=_without(original, {item, manifest.NAME}))
-        items = tuple(
-            dataclasses.replace(stored, stripped=True) if stored.name == item else stored
-            for stored in record.items
-        )
-        kept = dataclasses.replace(record, items=items)
-        disk.write(staged / manifest.NAME, manifest.encode(kept))
+        content = (original / manifest.NAME).read_bytes()
+        disk.write(staged / manifest.NAME, manifest.stripped(content, original, item))
         _compare(original, staged, item)
         with CheckpointStore(place, read_only=True) as store:
             store.verify(step)

@@ -54,11 +54,6 @@ def product_fingerprint(checkpoints: str | Path, step: int) -> str:
     **Errors:** `CheckpointNotFoundError` where there is no such step.
     """
     with CheckpointStore(checkpoints, read_only=True) as store:
-        described = store.describe(step)
-    prints = [
-        f"{node.path} {node.fingerprint}"
-        for item in described.items
-        if item.name == _ITEM
-        for node in item.arrays
-    ]
+        product = store.describe_item(_ITEM, step)
+    prints = [f"{node.path} {node.fingerprint}" for node in product.arrays]
     return hashlib.sha256("\n".join(prints).encode()).hexdigest()

@@ -121,7 +121,7 @@ def _find(path: Path, step: int) -> _Found:
 
 def _convert(found: _Found, store: CheckpointStore) -> MigratedStep:
     leaves, treedef = jax.tree.flatten(found.tree)
-    arrays = items.read(found.where, found.tree, range(len(leaves)))
+    arrays = items.read_by_orbax(found.where, found.tree, range(len(leaves)))
     flat: dict[str, Any] = treedef.unflatten(arrays)
     if int(flat["step"]) != found.step:
         raise StructureMismatchError(
