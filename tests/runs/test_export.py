@@ -101,6 +101,26 @@ def test_it_says_what_it_is(run: OpenedRun, exported: Path) -> None:
     np.testing.assert_array_equal(arrays["weights/linear2"], run.target.weights()["linear2"])
 
 
+def test_a_card_has_the_numbers_of_the_exported_step_alone(
+    uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = pd_eqx.open_run(uninterrupted)
+    summary = json.loads(run.directory.summary.read_text())
+    export_run(run, tmp_path / "last")
+    card = (tmp_path / "last" / "README.md").read_text()
+    assert f"- `faithfulness/total`: {summary['faithfulness']['total']:.6g}\n" in card
+    (row,) = (line for line in card.splitlines() if line.startswith("| `linear2` | 0"))
+    (head,) = (line for line in card.splitlines() if line.startswith("| site | `"))
+    told = dict(zip(head.split(" | "), row.split(" | "), strict=True))
+    assert told["`faithfulness`"] == f"{summary['faithfulness']['linear2']:.4g}"
+    export_run(pd_eqx.open_run(uninterrupted, step=110), tmp_path / "earlier")
+    assert "## Measured" not in (tmp_path / "earlier" / "README.md").read_text()
+
+
+def test_everybody_may_read_all_or_nothing(exported: Path) -> None:
+    assert len({path.stat().st_mode for path in exported.iterdir()}) == 1
+
+
 def snippet() -> str:
     text = (ROOT / "docs" / "export.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -110,7 +110,11 @@ def export_run(run: "OpenedRun", to: Path) -> int:
     content = json.dumps({**described, "sha256": hashes}, indent=2)
     (staged / CONFIG).write_text(content + "\n")
     summary = read_json(run.directory.summary) if run.directory.summary.exists() else {}
+    if summary.get("steps") != run.step:
+        summary = {}  # the numbers of another step
     (staged / CARD).write_text(_card(described, summary))
+    for name in files:  # safetensors lets nobody else read what it writes
+        shutil.copymode(staged / CONFIG, staged / name)
     for path in (*staged.iterdir(), staged):
         _flush(path)
     size = sum(path.stat().st_size for path in staged.iterdir())
@@ -265,8 +269,9 @@ def _card(described: dict[str, Any], summary: dict[str, Any]) -> str:
         f"| `{site['name']}` | {site['d_in']} × {site['d_out']} | {site['components']} |"
         for site in described["sites"]
     ]
-    numbers = [f"- `{name}`: {value:.6g}" for name, value in _flat(summary)]
-    first = described["sites"][0]["name"]
+    names = [site["name"] for site in described["sites"]]
+    measured = _measured(summary, names)
+    first = names[0]
     lines = [
         "---",
         "library_name: pd_eqx",
@@ -283,7 +288,7 @@ def _card(described: dict[str, Any], summary: dict[str, Any]) -> str:
         "|---|---|---|",
         *rows,
         "",
-        *(["## Measured", "", *numbers, ""] if numbers else []),
+        *(["## Measured", "", *measured] if measured else []),
         "## Load it",
         "",
         "```python",
@@ -302,11 +307,39 @@ def _card(described: dict[str, Any], summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _flat(summary: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+def _measured(summary: dict[str, Any], sites: list[str]) -> list[str]:
+    """The numbers of a summary: a line each, and a table of those that every site has."""
+    lines: list[str] = []
+    columns: dict[str, dict[str, float]] = {}
+    for name, value in _flat(summary):
+        site = next((part for part in name if part in sites), None)
+        if site is None:
+            lines.append(f"- `{'/'.join(name)}`: {value:.6g}")
+        else:
+            column = "/".join(part for part in name if part != site)
+            columns.setdefault(column, {})[site] = value
+    if columns:
+        lines += ["", f"| site | {' | '.join(f'`{name}`' for name in columns)} |"]
+        lines.append("|---" * (len(columns) + 1) + "|")
+    for site in sites if columns else ():
+        told = [f"{column[site]:.4g}" if site in column else "" for column in columns.values()]
+        lines.append(f"| `{site}` | {' | '.join(told)} |")
+    return [*lines, ""] if lines else []
+
+
+# What a summary holds that says nothing of how good the decomposition is, or is told above.
+_BESIDE = frozenset({"seed", "steps", "seconds", "resumes", "donated_fraction", "components"})
+
+
+def _flat(
+    summary: dict[str, Any], prefix: tuple[str, ...] = ()
+) -> list[tuple[tuple[str, ...], float]]:
+    found: list[tuple[tuple[str, ...], float]] = []
     for name, value in summary.items():
+        if not prefix and name in _BESIDE:
+            continue
         if isinstance(value, dict):
-            found += _flat(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and name not in {"seed", "steps", "seconds", "resumes"}:
-            found.append((prefix + name, float(value)))
+            found += _flat(value, (*prefix, name))
+        elif isinstance(value, int | float):
+            found.append(((*prefix, name), float(value)))
     return found
