@@ -123,3 +123,6 @@ def test_what_cannot_be_clustered() -> None:
         agglomerate(np.zeros((4, 2), bool))
     with pytest.raises(ValueError, match="alpha is -1"):
         agglomerate(planted(), -1.0)
+    for endless in (np.inf, np.nan):
+        with pytest.raises(ValueError, match="at least 0 and finite"):
+            agglomerate(planted(), float(endless))

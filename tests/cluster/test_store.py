@@ -221,6 +221,51 @@ def test_where_one_component_fires_or_none(tmp_path: Path) -> None:
     assert np.load(one / "clusters" / "linkage.npy").shape == (0, 4)
 
 
+def _no_table(harvest: Path) -> None:
+    (harvest / "patterns.parquet").unlink()
+
+
+def _another_table(harvest: Path) -> None:
+    shutil.copy(harvest / "coactivation.parquet", harvest / "patterns.parquet")
+
+
+def _cut_off(harvest: Path) -> None:
+    (harvest / "windows.parquet").write_bytes(b"PAR1")
+
+
+def _no_settings(harvest: Path) -> None:
+    (harvest / "harvest.json").write_text('{"format": 1}')
+
+
+def _a_number_for_settings(harvest: Path) -> None:
+    about = json.loads((harvest / "harvest.json").read_text())
+    (harvest / "harvest.json").write_text(json.dumps({**about, "settings": 3}))
+
+
+@pytest.mark.parametrize(
+    "damage", [_no_table, _another_table, _cut_off, _no_settings, _a_number_for_settings]
+)
+def test_a_harvest_that_is_not_whole_is_told_in_a_line(
+    harvest: Path, capsys: pytest.CaptureFixture[str], damage: Any
+) -> None:
+    damage(harvest)
+    with pytest.raises(SystemExit) as ended:
+        cluster(harvest, alpha=1.0, seeds=0, out=None)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"pd-eqx: {harvest} is no whole harvest: ")
+    assert said.count("\n") == 1
+    assert not (harvest / "clusters").exists()
+
+
+def test_where_nothing_can_be_written(harvest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for out in (harvest / "harvest.json", harvest / "harvest.json" / "below"):
+        with pytest.raises(SystemExit) as ended:
+            cluster(harvest, alpha=1.0, seeds=0, out=out)
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -66,7 +66,7 @@ def test_labels_are_found_scored_and_kept(
 
     def run(**more: bool) -> str:
         interpret(harvest, server.url, "small", per_minute=1e6, key_variable="MY_KEY",
-                  price_in=2.0, price_out=4.0, retries=2, threads=3, least=10, out=None, **more)  # fmt: skip
+                  price_in=2.0, price_out=4.0, retries=2, threads=3, least=10, sample=None, out=None, **more)  # fmt: skip
         return capsys.readouterr().out
 
     said = run(yes=False)
@@ -110,6 +110,40 @@ def test_what_is_scored_was_never_shown(harvest: Path) -> None:
             assert window not in shown
             assert (token in window.split()) == active
     assert asked == questions(harvest, InterpretSettings())
+
+
+def test_a_larger_sample_holds_the_smaller_and_both_ask_what_all_ask(harvest: Path) -> None:
+    whole = questions(harvest, InterpretSettings())
+    smaller: set[int] = set()
+    for count in range(1, 6):
+        asked = questions(harvest, InterpretSettings(sample=count))
+        assert len(asked) == min(count, len(whole))
+        assert asked == [question for question in whole if question in asked]
+        assert smaller <= (smaller := {question.component for question in asked})
+    drawn = {
+        questions(harvest, InterpretSettings(sample=1, seed=s))[0].component for s in range(40)
+    }
+    assert drawn == {question.component for question in whole}, "each has its chance"
+
+
+@pytest.mark.parametrize(
+    ("url", "out", "said"),
+    [
+        ("localhost:8000", None, "the endpoint is 'localhost:8000'; it must be a URL such as http"),
+        ("http://localhost:8000/v1", "harvest.json", "which is no directory"),
+    ],
+)
+def test_what_cannot_be_asked_or_kept_is_told_before_anything_is_asked(
+    harvest: Path, capsys: pytest.CaptureFixture[str], url: str, out: str | None, said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        interpret(harvest, url, "m", yes=True, out=harvest / out if out else None, per_minute=1e6, threads=1,
+                  price_in=0.0, price_out=0.0, key_variable="NO_KEY", retries=0, least=10, sample=None)  # fmt: skip
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pd-eqx: ")
+    assert said in error
+    assert error.count("\n") == 1
 
 
 def test_an_answer_that_was_cut_off_is_asked_for_again(server: Recorded, tmp_path: Path) -> None:
@@ -172,7 +206,7 @@ def test_an_endpoint_that_refuses_is_told_in_a_line(
     server.failures = [404] * 20
     with pytest.raises(SystemExit) as ended:
         interpret(harvest, server.url, "m", yes=True, out=tmp_path, per_minute=1e6, threads=1,
-                  price_in=0.0, price_out=0.0, key_variable="NO_KEY", retries=0, least=10)  # fmt: skip
+                  price_in=0.0, price_out=0.0, key_variable="NO_KEY", retries=0, least=10, sample=None)  # fmt: skip
     assert ended.value.code == 1
     said = capsys.readouterr().err
     assert said == f"pd-eqx: {server.url} answered 404: the model is not there\n"

@@ -249,3 +249,17 @@ def test_harvests_of_two_decompositions_are_not_mixed(
         harvest_run(run, tmp_path / "other", range(5), FEW)
     with pytest.raises(HarvestError, match="holds no harvest"):
         read_harvest(tmp_path)
+
+
+def test_a_harvest_takes_no_place_that_holds_something_else(
+    run: OpenedRun, whole: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for place, said in (("full", "not empty and no harvest"), ("file", "is no directory")):
+        with pytest.raises(HarvestError, match=said):
+            harvest_run(run, tmp_path / place, range(1), FEW)
+        with pytest.raises(HarvestError, match=said):
+            merge_harvests([whole], tmp_path / place)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "notes"]

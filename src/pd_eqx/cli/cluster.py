@@ -26,7 +26,7 @@ def cluster(
     from pd_eqx.harvest.store import HarvestError
 
     to = harvest / "clusters" if out is None else out
-    with told_plainly(CORRECTABLE, HarvestError):
+    with told_plainly(CORRECTABLE, HarvestError, ValueError, OSError):
         found = cluster_harvest(harvest, to, alpha, seeds)
     console = Console()
     say(console, f"{len(found['components'])} components fire at {found['positions']} positions")

@@ -61,7 +61,7 @@ def harvest(
             console.print(said, end="\r", highlight=False)
 
     with (
-        told_plainly(CORRECTABLE, ConfigError, CheckpointError, HarvestError, ValueError),
+        told_plainly(CORRECTABLE, ConfigError, CheckpointError, HarvestError, ValueError, OSError),
         kept_executables(),
     ):
         settings = HarvestSettings(
@@ -85,7 +85,7 @@ def merge_harvests(
     from pd_eqx.harvest.store import HarvestError
     from pd_eqx.runs.harvest import merge_harvests as merge
 
-    with told_plainly(CORRECTABLE, HarvestError):
+    with told_plainly(CORRECTABLE, HarvestError, OSError):
         found = merge(parts, into)
     _tell(Console(), found, into)
 

@@ -29,6 +29,10 @@ def interpret(
     retries: Annotated[int, typer.Option(min=0, help="Of a request that failed.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 4,
     least: Annotated[int, typer.Option(min=1, help="Firings that a component needs.")] = 10,
+    sample: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only so many components, drawn at random; more go on with them."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to; HARVEST/labels by default.")] = None,
 ) -> None:
     """Label components by a language model, and score each label on windows that it was not made from.
@@ -48,16 +52,20 @@ def interpret(
 
     console = Console()
     to = harvest / "labels" if out is None else out
-    settings = labels.InterpretSettings(least=least)
+    settings = labels.InterpretSettings(least=least, sample=sample)
+    if to.exists() and not to.is_dir():
+        sys.stderr.write(f"pd-eqx: --out is {to}, which is no directory\n")
+        raise SystemExit(CORRECTABLE)
     try:
-        asking = Endpoint(
-            endpoint,
-            model,
-            to / labels.ANSWERS,
-            key=os.environ.get(key_variable),
-            per_minute=per_minute,
-            retries=retries,
-        )
+        with told_plainly(CORRECTABLE, EndpointError):
+            asking = Endpoint(
+                endpoint,
+                model,
+                to / labels.ANSWERS,
+                key=os.environ.get(key_variable),
+                per_minute=per_minute,
+                retries=retries,
+            )
     except ModuleNotFoundError as missing:
         sys.stderr.write(
             f"pd-eqx: {missing.name} is not installed: pip install 'pd_eqx[interpret]'\n"

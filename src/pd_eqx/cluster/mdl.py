@@ -92,11 +92,11 @@ def agglomerate(active: Bool[np.ndarray, "positions m"], alpha: float = 1.0) -> 
 
     - `active`, `alpha`: see `description_length`.
 
-    **Errors:** `ValueError` without a component, for a component that never fires, and for an `alpha` below 0.
+    **Errors:** `ValueError` without a component, for a component that never fires, and for an `alpha` below 0 or without end.
     """
     count = active.shape[1]
-    if alpha < 0:
-        raise ValueError(f"alpha is {alpha}; it must be at least 0")
+    if not 0 <= alpha < np.inf:
+        raise ValueError(f"alpha is {alpha}; it must be at least 0 and finite")
     if not count or not active.any(axis=0).all():
         raise ValueError("every component must fire at least once; leave the others out")
     member = active.copy()

@@ -32,7 +32,8 @@ def cluster_harvest(
 
     **Returns:** what `clusters.json` holds.
 
-    **Errors:** `HarvestError` where there is no harvest, or nothing in it ever fired.
+    **Errors:** `HarvestError` where there is no harvest, or nothing in it ever fired; `ValueError` for such an `alpha`;
+    `OSError` where `to` cannot be written.
     """
     read = read_harvest(harvest)
     tally, names = read.tally, read.source.names()
@@ -42,6 +43,7 @@ def cluster_harvest(
             f"{harvest}: no component fires at any of its {len(tally.patterns['priority'])} sampled positions; harvest "
             "more batches, or with a lower --threshold"
         )
+    to.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before the work
     places = np.searchsorted(tally.patterns["priority"], tally.patterns_firing["priority"])
     active = np.zeros((len(tally.patterns["priority"]), components.size), bool)
     active[places, columns] = True

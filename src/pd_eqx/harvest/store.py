@@ -120,6 +120,18 @@ def finish(directory: Path) -> None:
         committed.rmdir()
 
 
+def refuse_foreign(directory: Path) -> None:
+    """**Errors:** `HarvestError` for what is no directory, or one that is not empty and holds no harvest."""
+    if directory.exists() and not directory.is_dir():
+        raise HarvestError(f"{directory} is no directory; choose another place for the harvest")
+    if directory.is_dir() and not holds_harvest(directory):
+        others = [path.name for path in directory.iterdir() if not path.name.startswith(".")]
+        if others:
+            raise HarvestError(
+                f"{directory} is not empty and no harvest (there is {others[0]}); choose another place for the harvest"
+            )
+
+
 def holds_harvest(directory: Path) -> bool:
     """Whether a harvest was committed there."""
     return _place(directory, ABOUT).exists()
@@ -152,10 +164,12 @@ def read_harvest(directory: Path) -> Harvest:
     about = read_about(directory)
     try:
         tables = {name: read_table(directory, name) for name in TABLES}
-    except (OSError, ValueError) as error:
+        settings = HarvestSettings(**about["settings"])
+        return Harvest(_source(about), _tally(about, settings, tables))
+    except KeyError as error:
+        raise HarvestError(f"{directory} is no whole harvest: it lacks {error.args[0]}") from None
+    except (OSError, ValueError, TypeError) as error:
         raise HarvestError(f"{directory} is no whole harvest: {error}") from None
-    settings = HarvestSettings(**about["settings"])
-    return Harvest(_source(about), _tally(about, settings, tables))
 
 
 def _place(directory: Path, name: str) -> Path:

@@ -32,6 +32,8 @@ class Endpoint:
     - `answers`: a JSONL file that grows by a line an answer.
     - `per_minute`: requests at most; `retries`: of each, with growing pauses or those that the endpoint asks for.
     - `clock`, `sleep`: for tests.
+
+    **Errors:** `EndpointError` for what is no URL.
     """
 
     def __init__(
@@ -49,6 +51,10 @@ class Endpoint:
     ) -> None:
         from openai import OpenAI
 
+        if not url.startswith(("http://", "https://")):
+            raise EndpointError(
+                f"the endpoint is {url!r}; it must be a URL such as http://localhost:8000/v1"
+            )
         self.url, self.model = url, model
         self._client = OpenAI(
             base_url=url, api_key=key or "none", max_retries=retries, timeout=timeout

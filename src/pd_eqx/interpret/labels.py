@@ -38,7 +38,9 @@ class InterpretSettings:
     - `shown`: best windows in the prompt; `tokens`: tokens in it that the component goes with, of each kind.
     - `positives`, `negatives`: windows that a label is scored on.
     - `least`: components that fired at fewer positions are left out.
-    - `seed`: of the order of the scored windows.
+    - `sample`: how many components at most, drawn evenly from all, so that their mean score is an estimate of that of all;
+      a larger sample holds the smaller. None for all.
+    - `seed`: of the sample and of the order of the scored windows.
     """
 
     shown: int = 12
@@ -46,6 +48,7 @@ class InterpretSettings:
     positives: int = 6
     negatives: int = 6
     least: int = 10
+    sample: int | None = None
     seed: int = 0
 
 
@@ -106,6 +109,9 @@ def questions(directory: Path, settings: InterpretSettings) -> list[Question]:
         raise HarvestError(
             f"{directory}: no component fired at {settings.least} positions or more; harvest more batches"
         )
+    if settings.sample is not None:
+        place = np.random.default_rng(settings.seed).permutation(harvest.tally.fired.size)
+        chosen = np.sort(chosen[np.argsort(place[chosen])[: settings.sample]])
     asking = _Asking(harvest, read_table(directory, "tokens"), text.get, settings)
     return [asking.question(int(component)) for component in chosen]
 

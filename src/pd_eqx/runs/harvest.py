@@ -22,6 +22,7 @@ from pd_eqx.harvest.store import (
     holds_harvest,
     read_harvest,
     read_vocabulary,
+    refuse_foreign,
     write_harvest,
 )
 from pd_eqx.harvest.tally import Tally, tally_rows
@@ -125,10 +126,12 @@ def tally_batch(run: OpenedRun, index: int, settings: HarvestSettings, source: S
 def merge_harvests(parts: list[Path], into: Path) -> Harvest:
     """The harvest of the batches of all parts, written into a directory that holds none.
 
-    **Errors:** `HarvestError` for parts of different decompositions, or that have a batch in common.
+    **Errors:** `HarvestError` for parts of different decompositions, or that have a batch in common, and for a directory
+    that holds something.
     """
     if holds_harvest(into):
         raise HarvestError(f"{into} already holds a harvest; name another directory")
+    refuse_foreign(into)
     harvests = [read_harvest(part) for part in parts]
     total = harvests[0]
     for part, harvest in zip(parts[1:], harvests[1:], strict=True):
@@ -148,12 +151,7 @@ _draw = jax.jit(draw_batch)
 def _begun(directory: Path, source: Source, settings: HarvestSettings | None) -> Harvest | None:
     """What the directory holds already."""
     finish(directory)
-    if directory.is_dir() and not holds_harvest(directory):
-        others = [path.name for path in directory.iterdir() if not path.name.startswith(".")]
-        if others:
-            raise HarvestError(
-                f"{directory} is not empty and no harvest (there is {others[0]}); choose another --out"
-            )
+    refuse_foreign(directory)
     if not directory.is_dir() or not any(directory.iterdir()):
         return None
     try:

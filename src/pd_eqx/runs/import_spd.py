@@ -126,7 +126,8 @@ def _yaml(path: Path) -> dict[str, Any]:
             f"cannot read {path}: {error.strerror}; it belongs beside the checkpoint"
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ImportRefusedError(f"{path} is not plain YAML: {error}") from None
+        problem = " ".join(str(error).split())
+        raise ImportRefusedError(f"{path} is not plain YAML: {problem}") from None
     if not isinstance(value, dict):
         raise ImportRefusedError(f"{path} holds no keys and values")
     return value
