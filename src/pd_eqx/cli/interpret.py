@@ -80,7 +80,7 @@ def interpret(
     say(
         console,
         f"at most {needed.tokens_in} tokens asked and {needed.tokens_out} answered{priced}   "
-        f"{needed.requests / per_minute:.0f} minutes at {per_minute:g} a minute",
+        f"{needed.requests / per_minute:.0f} minutes at {per_minute:g} a minute; twice as much if no answer can be read",
     )
     if not yes and needed.requests:
         say(console, "nothing was asked; add --yes")
