@@ -29,7 +29,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("step",),
     ("objective",),
     ("state", "losses", "adversary", "masks", "ci", "linear", "schedule", "optimizers"),
-    ("sharding", "processes", "donation", "components", "sites", "precision", "unembedding", "hlo"),
+    (
+        "sharding",
+        "processes",
+        "donation",
+        "components",
+        "sites",
+        "precision",
+        "unembedding",
+        "hlo",
+        "random_bits",
+    ),
 )
 
 # These are of use without parameter decomposition, and may import no other room than those named.

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from pd_eqx.random_bits import random_words
+
 
 class SiteMask(eqx.Module):
     """How one site is masked; shapes need only broadcast against the site's positions `*lead`.
@@ -263,7 +265,7 @@ def coarse_uniform(
     """
     *lead, count = shape
     dtype = jnp.promote_types(dtype, jnp.float32)
-    words = jax.random.bits(key, (*lead, (count + 1) // 2), jnp.uint32)
+    words = random_words(key, (*lead, (count + 1) // 2))
     halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*lead, -1)
     return (halves[..., :count].astype(dtype) + 0.5) * 2.0**-16
 

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from pd_eqx.random_bits import random_uniform
+
 
 def independent_features(
     u_value: Float[Array, "batch features"],
@@ -103,7 +105,7 @@ class SparseFeatures(eqx.Module):
         del step
         key_value, key_mask, key_group = jax.random.split(key, 3)
         shape = (self.batch_size, self.n_features)
-        u_value, u_mask = jax.random.uniform(key_value, shape), jax.random.uniform(key_mask, shape)
+        u_value, u_mask = random_uniform(key_value, shape), random_uniform(key_mask, shape)
         batch = independent_features(u_value, u_mask, self.probability, self.low, self.high)
         if not self.synchronised:
             return batch
