@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "unembedding",
         "hlo",
         "random_bits",
+        "stream",
     ),
 )
 

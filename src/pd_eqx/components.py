@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from pd_eqx.sites import Site
+from pd_eqx.stream import SiteInput, Stream
 
 # The underscores bind no axis name: each site has its own sizes.
 SiteMatrices = dict[str, Float[Array, "_ _"]]
@@ -75,8 +76,10 @@ def init_components(
     return Components(V=V, U=U)
 
 
-def component_activations(x: Array, V: Float[Array, "d_in C"], /) -> Float[Array, "*lead C"]:
+def component_activations(x: SiteInput, V: Float[Array, "d_in C"], /) -> Float[Array, "*lead C"]:
     """How much of each component an input holds: `x @ V`, or the rows `V[x]` of an integer `x [*lead]`."""
+    if isinstance(x, Stream):
+        return x @ V
     return V[x] if jnp.issubdtype(x.dtype, jnp.integer) else x @ V
 
 

@@ -5,7 +5,8 @@ serves as the clean one, the capturing one and every masked one. There are no ho
 forward that could fall out of step with the first.
 
 Any function will do. Those of this module can also be sliced (`SlicedMap`), so that a deep target may run its
-alike layers under one scan; a function that cannot be is called layer by layer instead.
+alike layers under one scan, and can read and write a stream that is never formed (`StreamMap`). A function that
+cannot is called layer by layer instead, and with vectors.
 """
 
 import abc
@@ -20,6 +21,7 @@ from jaxtyping import Array, Float
 
 from pd_eqx.components import Components
 from pd_eqx.masks import SiteMask
+from pd_eqx.stream import SiteInput, Stream, as_vectors
 from pd_eqx.unembedding import Outputs
 
 
@@ -76,13 +78,43 @@ class SlicedMap(abc.ABC):
         """Takes back what the dictionaries of `at_layer` were filled with, its leaves `[len(layers), ...]`."""
 
 
+class StreamMap(abc.ABC):
+    """A linear map that can read from a `Stream` and write to one, neither of which is formed for it."""
+
+    @abc.abstractmethod
+    def __call__(self, site: str, x: SiteInput, weight: Array, /) -> Array:
+        """See `LinearMap`; `x` may be a stream."""
+
+    @abc.abstractmethod
+    def write(self, site: str, x: Array, weight: Array, /) -> Stream:
+        """The same, as what is to be added to a stream."""
+
+
+def read(linear: LinearMap, site: str, stream: Stream, weight: Array) -> Array:
+    """A site's output where its input is a stream; a map that is no `StreamMap` gets it as vectors."""
+    if isinstance(linear, StreamMap):
+        return linear(site, stream, weight)
+    return linear(site, stream.vectors(), weight)
+
+
+def write(linear: LinearMap, site: str, x: Array, weight: Array) -> Stream:
+    """A site's output where it is added to a stream; of a map that is no `StreamMap` it is formed already."""
+    if isinstance(linear, StreamMap):
+        return linear.write(site, x, weight)
+    return Stream(formed=linear(site, x, weight))
+
+
 @dataclasses.dataclass(frozen=True)
-class Frozen(SlicedMap):
+class Frozen(SlicedMap, StreamMap):
     """The target's own map, `x @ W`; `frozen` is its one instance."""
 
-    def __call__(self, site: str, x: Array, weight: Array, /) -> Array:
+    def __call__(self, site: str, x: SiteInput, weight: Array, /) -> Array:
         """See `LinearMap`."""
         return _apply(x, weight)
+
+    def write(self, site: str, x: Array, weight: Array, /) -> Stream:
+        """See `StreamMap.write`."""
+        return Stream(((x, weight),))
 
     def form(self, layer: Mapping[str, str]) -> Hashable:
         """See `SlicedMap.form`: all layers are alike."""
@@ -104,23 +136,29 @@ frozen = Frozen()
 
 
 def capture(
-    target: CallableWithLinear, inputs: Array, sites: Collection[str] | None = None
-) -> tuple[Outputs, dict[str, Array], dict[str, Array]]:
+    target: CallableWithLinear,
+    inputs: Array,
+    sites: Collection[str] | None = None,
+    *,
+    streams: bool = False,
+) -> tuple[Outputs, dict[str, Any], dict[str, Array]]:
     """Runs the target clean and records what each site saw and said.
 
     **Arguments:**
 
     - `sites`: those to record; None for all. A scan over layers must keep what it records of every layer that it
       runs over, so on a deep target it pays to name them.
+    - `streams`: give an input that the target gave as a `Stream` as that, and not as an array.
 
     **Returns:** the output, each site's input `[*lead, d_in]`, and each site's output before any bias
     `[*lead, d_out]`, by site name. What the caller does not use costs nothing under `jit`.
 
     **Errors:** `ValueError` if the target calls one site twice: its two inputs could not be told apart.
     """
-    site_inputs: dict[str, Array] = {}
+    site_inputs: dict[str, Any] = {}
     site_outputs: dict[str, Array] = {}
-    outputs = target(inputs, recording(frozen, site_inputs, site_outputs, sites))
+    chosen = None if sites is None else tuple(sites)
+    outputs = target(inputs, Recording(frozen, site_inputs, site_outputs, chosen, streams))
     return outputs, site_inputs, site_outputs
 
 
@@ -142,18 +180,29 @@ def recording(
 
 
 @dataclasses.dataclass(frozen=True)
-class Recording(SlicedMap):
-    """A map that can be sliced and also writes down what each site saw and said; see `recording`."""
+class Recording(SlicedMap, StreamMap):
+    """A map that can be sliced and also writes down what each site saw and said; see `recording` and `capture`."""
 
     linear: SlicedMap
-    site_inputs: dict[str, Array]
+    site_inputs: dict[str, Any]
     site_outputs: dict[str, Array]
     sites: Collection[str] | None
+    streams: bool = False
 
-    def __call__(self, site: str, x: Array, weight: Array, /) -> Array:
+    def __call__(self, site: str, x: SiteInput, weight: Array, /) -> Array:
         """See `LinearMap`."""
-        record = _record_calls(self.linear, self.site_inputs, self.site_outputs, self.sites)
-        return record(site, x, weight)
+        if isinstance(x, Stream):
+            outputs = read(self.linear, site, x, weight)
+        else:
+            outputs = self.linear(site, x, weight)
+        self._record(site, x, outputs)
+        return outputs
+
+    def write(self, site: str, x: Array, weight: Array, /) -> Stream:
+        """See `StreamMap.write`."""
+        outputs = write(self.linear, site, x, weight)
+        self._record(site, x, outputs.vectors())
+        return outputs
 
     def form(self, layer: Mapping[str, str]) -> Hashable:
         """See `SlicedMap.form`: that of the map beneath, and which kinds are recorded."""
@@ -180,6 +229,11 @@ class Recording(SlicedMap):
                 _write(self.site_outputs, layer[kind], site_outputs[kind][index])
         self.linear.collect(beneath, layers)
 
+    def _record(self, site: str, x: SiteInput, outputs: Array) -> None:
+        if self.sites is None or site in self.sites:
+            _write(self.site_inputs, site, x if self.streams else as_vectors(x))
+            _write(self.site_outputs, site, outputs)
+
     def _chosen(self, layer: Mapping[str, str]) -> frozenset[str]:
         return frozenset(k for k, site in layer.items() if self.sites is None or site in self.sites)
 
@@ -201,26 +255,19 @@ def masked(components: Components, masks: Mapping[str, SiteMask]) -> "Masked":
     )
 
 
-class Masked(eqx.Module, SlicedMap):
+class Masked(eqx.Module, SlicedMap, StreamMap):
     """The map with components ablated at the sites that have a mask; see `masked`."""
 
     V: dict[str, Float[Array, "..."]]
     U: dict[str, Float[Array, "..."]]
     masks: dict[str, SiteMask]
 
-    def __call__(self, site: str, x: Array, weight: Array, /) -> Array:
+    def __call__(self, site: str, x: SiteInput, weight: Array, /) -> Array:
         """See `LinearMap`."""
         mask = self.masks.get(site)
         if mask is None:
             return _apply(x, weight)
-        V, U = self.V[site].astype(weight.dtype), self.U[site].astype(weight.dtype)
-        activations = _apply(x, V)
-        scale = mask.component
-        if mask.delta is not None:
-            delta = mask.delta[..., None]
-            scale = (1.0 if scale is None else scale) - delta
-        scaled = activations if scale is None else activations * scale.astype(weight.dtype)
-        outputs = scaled @ U
+        outputs = self._scaled(site, mask, x, weight) @ self.U[site].astype(weight.dtype)
         if mask.delta is None and mask.route is None:
             return outputs
         clean = _apply(x, weight)
@@ -229,6 +276,30 @@ class Masked(eqx.Module, SlicedMap):
         if mask.route is not None:
             outputs = jnp.where(mask.route[..., None], outputs, clean)
         return outputs
+
+    def write(self, site: str, x: Array, weight: Array, /) -> Stream:
+        """See `StreamMap.write`: components and weight write apart, each by the part of the site that it has."""
+        mask = self.masks.get(site)
+        if mask is None:
+            return Stream(((x, weight),))
+        scaled = self._scaled(site, mask, x, weight)
+        delta = None if mask.delta is None else mask.delta[..., None].astype(weight.dtype)
+        if mask.route is not None:
+            route = mask.route[..., None]
+            scaled = jnp.where(route, scaled, 0)
+            delta = jnp.where(route, 0 if delta is None else delta, 1)
+        components = (scaled, self.U[site].astype(weight.dtype))
+        if delta is None:
+            return Stream((components,))
+        return Stream((components, (delta.astype(x.dtype) * x, weight)))
+
+    def _scaled(self, site: str, mask: SiteMask, x: SiteInput, weight: Array) -> Array:
+        """`(x @ V) · (m − m_Δ)`: what U reads, the delta's own share of the components taken off."""
+        activations = _apply(x, self.V[site].astype(weight.dtype))
+        scale = mask.component
+        if mask.delta is not None:
+            scale = (1.0 if scale is None else scale) - mask.delta[..., None]
+        return activations if scale is None else activations * scale.astype(weight.dtype)
 
     def form(self, layer: Mapping[str, str]) -> Hashable:
         """See `SlicedMap.form`: which kinds are masked, and the shapes of their components and masks."""
@@ -274,7 +345,7 @@ def _record_calls(
     return record
 
 
-def _write(record: dict[str, Array], site: str, x: Array) -> None:
+def _write(record: dict[str, Any], site: str, x: SiteInput) -> None:
     if site in record:
         raise ValueError(
             f"the target calls site {site!r} twice in one forward; give each call a name"
@@ -282,5 +353,7 @@ def _write(record: dict[str, Array], site: str, x: Array) -> None:
     record[site] = x
 
 
-def _apply(x: Array, matrix: Array) -> Array:
+def _apply(x: SiteInput, matrix: Array) -> Array:
+    if isinstance(x, Stream):
+        return x @ matrix
     return matrix[x] if jnp.issubdtype(x.dtype, jnp.integer) else x @ matrix

@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pd_eqx.sites import Site
+from pd_eqx.stream import Stream
 
 REPLICA, FSDP, TENSOR = "replica", "fsdp", "tensor"
 AXES = (REPLICA, FSDP, TENSOR)
@@ -251,14 +252,19 @@ class Layout:
         )
 
     def with_batch(self, tree: Tree) -> Tree:
-        """Inside a computation: arrays `[batch, ...]` lie with the batch, their other axes as XLA likes."""
+        """Inside a computation: arrays `[batch, ...]` lie with the batch, their other axes as XLA likes.
 
-        def constrain(x: jax.Array) -> jax.Array:
+        Of a stream, whose directions know no batch, XLA places all.
+        """
+
+        def constrain(x: Any) -> Any:
+            if isinstance(x, Stream):
+                return x
             free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
             spec = PartitionSpec(BATCH, *free)
             return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
-        return jax.tree.map(constrain, tree)
+        return jax.tree.map(constrain, tree, is_leaf=lambda node: isinstance(node, Stream))
 
     def with_components(self, tree: Tree) -> Tree:
         """Inside a computation: arrays `[batch, ..., C]` lie with the batch and with the components."""

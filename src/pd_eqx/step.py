@@ -26,6 +26,7 @@ from pd_eqx.precision import as_dtype
 from pd_eqx.sharding import Layout
 from pd_eqx.sites import Site
 from pd_eqx.state import Decomposition, TrainingItem, TrainState
+from pd_eqx.stream import SiteInput
 from pd_eqx.unembedding import Outputs
 
 Metrics = dict[str, Float[Array, ""]]
@@ -175,7 +176,8 @@ def make_train_step(
         inputs = inputs if layout is None else layout.with_batch(inputs)
         forward = as_dtype(target, compute_dtype)
         sites = decomposition.components.V
-        clean, site_inputs, _ = jax.lax.stop_gradient(capture(forward, inputs, sites))
+        captured = capture(forward, inputs, sites, streams=True)
+        clean, site_inputs, _ = jax.lax.stop_gradient(captured)
         if layout is not None:
             clean, site_inputs = layout.with_batch((clean, site_inputs))
         weights = {site: weight for site, weight in target.weights().items() if site in sites}
@@ -280,7 +282,7 @@ def _all_finite(metrics: Metrics) -> Bool[Array, ""]:
 
 
 def _importance_noise(
-    key: PRNGKeyArray, decomposition: Decomposition, site_inputs: dict[str, Array]
+    key: PRNGKeyArray, decomposition: Decomposition, site_inputs: dict[str, SiteInput]
 ) -> dict[str, Array]:
     """Uniform noise of the logits' shapes; each site folds in its place."""
     logits = jax.eval_shape(decomposition.ci_fn.logits, site_inputs, decomposition.components)

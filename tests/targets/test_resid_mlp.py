@@ -1,14 +1,18 @@
 import dataclasses
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array
 
-from pd_eqx.linear import capture
+from pd_eqx.components import Components, init_components
+from pd_eqx.linear import capture, frozen, masked
+from pd_eqx.masks import SiteMask
 from pd_eqx.sites import Site
-from pd_eqx.targets.resid_mlp import ResidMLP, ResidMLPTraining, contracted
+from pd_eqx.targets.resid_mlp import ResidMLP, ResidMLPTraining
 from pd_eqx.targets.training import Progress, abstract_target, train_target
 
 SMALL = ResidMLPTraining(
@@ -47,7 +51,7 @@ def test_sites_are_named_layer_by_layer_in_the_order_of_the_forward_pass() -> No
 
 @pytest.mark.parametrize("n_layers", [1, 2, 4])
 @pytest.mark.parametrize("biases", [(False, False), (True, False), (False, True), (True, True)])
-def test_the_contracted_forward_is_the_same_network(
+def test_a_map_that_knows_no_streams_sees_vectors_and_the_network_is_the_same(
     n_layers: int, biases: tuple[bool, bool]
 ) -> None:
     target = drawn(n_layers, in_bias=biases[0], out_bias=biases[1], activation="gelu")
@@ -56,7 +60,55 @@ def test_the_contracted_forward_is_the_same_network(
         n_layers * biases[1],
     )
     inputs = jax.random.normal(jax.random.key(0), (5, 10))
-    np.testing.assert_allclose(contracted(target, inputs), target(inputs), rtol=2e-5, atol=2e-6)
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def plain(site: str, x: Array, weight: Array, /) -> Array:
+        shapes[site] = jnp.asarray(x).shape
+        return x @ weight
+
+    np.testing.assert_allclose(target(inputs, plain), target(inputs), rtol=2e-5, atol=2e-6)
+    assert shapes == {site.name: (5, site.d_in) for site in target.sites()}
+
+
+@pytest.mark.parametrize("delta", [True, False])
+@pytest.mark.parametrize("routed", [True, False])
+def test_a_masked_forward_is_that_of_vectors_with_its_gradients(delta: bool, routed: bool) -> None:
+    target = drawn(2, out_bias=True)
+    counts = {site.name: 6 for site in target.sites()}
+    components = init_components(jax.random.key(1), target.sites(), counts)
+    keys = iter(jax.random.split(jax.random.key(2), 12))
+    masks = {
+        site: SiteMask(
+            jax.random.uniform(next(keys), (5, 6)),
+            jax.random.uniform(next(keys), (5,)) if delta else None,
+            jax.random.bernoulli(next(keys), 0.5, (5,)) if routed else None,
+        )
+        for site in counts
+    }
+    inputs = jax.random.normal(jax.random.key(0), (5, 10))
+
+    def loss(components: Components, plain: bool) -> Array:
+        linear = masked(components, masks)
+
+        def by_vectors(site: str, x: Array, weight: Array, /) -> Array:
+            return linear(site, x, weight)
+
+        return jnp.sum(jnp.cos(target(inputs, by_vectors if plain else linear)))
+
+    apart = jax.value_and_grad(loss)(components, False)
+    formed = jax.value_and_grad(loss)(components, True)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), apart, formed)
+
+
+def test_a_step_never_forms_the_stream() -> None:
+    target = drawn(1)
+    inputs = jnp.ones((2000, 10))
+
+    def output(linear: Any) -> str:
+        return jax.jit(lambda inputs: target(inputs, linear)).lower(inputs).as_text()
+
+    assert "2000x60x" not in output(frozen)
+    assert "2000x60x" in output(lambda site, x, weight: x @ weight)
 
 
 def test_a_trained_target_computes_every_feature() -> None:

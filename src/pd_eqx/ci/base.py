@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from pd_eqx.ci.squashing import Squashing
 from pd_eqx.components import Components
 from pd_eqx.precision import as_dtype, is_floating
+from pd_eqx.stream import SiteInput, as_vectors
 
 
 class CausalImportances(eqx.Module):
@@ -39,13 +40,13 @@ class CIFunction(eqx.Module):
 
     @abc.abstractmethod
     def logits(
-        self, site_inputs: Mapping[str, Array], components: Components
+        self, site_inputs: Mapping[str, SiteInput], components: Components
     ) -> dict[str, Float[Array, "..."]]:
         """Unsquashed importances `[*lead, C]` by site, from site inputs `[*lead, d_in]`."""
 
     def __call__(
         self,
-        site_inputs: Mapping[str, Array],
+        site_inputs: Mapping[str, SiteInput],
         components: Components,
         noise: Mapping[str, Array] | None = None,
     ) -> CausalImportances:
@@ -56,8 +57,8 @@ class CIFunction(eqx.Module):
 
         **Arguments:**
 
-        - `site_inputs`: the clean input of each site, `[*lead, d_in]`, or integers `[*lead]` where the site is
-          an embedding. Sites that are not decomposed are ignored.
+        - `site_inputs`: the clean input of each site, `[*lead, d_in]` or a stream that stands for it, or integers
+          `[*lead]` where the site is an embedding. Sites that are not decomposed are ignored.
         - `components`: whose V the per-component functions read, and whose sites the result has.
         - `noise`: uniform draws in [0, 1) of the logits' shapes, for binomial sources only: the lower
           squashing then sees `1.05 · logit − 0.05 · noise` (golden numbers `09_ci_fns`, `binomial`).
@@ -90,12 +91,12 @@ class CIFunction(eqx.Module):
         )
 
 
-def vectors(site_inputs: Mapping[str, Array], site: str) -> Float[Array, "*lead d_in"]:
+def vectors(site_inputs: Mapping[str, SiteInput], site: str) -> Float[Array, "*lead d_in"]:
     """A site's input, which must be vectors.
 
     **Errors:** `ValueError` naming an embedding: its integers are no vector.
     """
-    x = site_inputs[site]
+    x = as_vectors(site_inputs[site])
     if not is_floating(x):
         raise ValueError(
             f"site {site!r} is called with integers {x.dtype}{list(x.shape)}, as an embedding is; of the importance "
@@ -104,7 +105,9 @@ def vectors(site_inputs: Mapping[str, Array], site: str) -> Float[Array, "*lead 
     return x
 
 
-def concatenated(site_inputs: Mapping[str, Array], sites: Sequence[str]) -> Float[Array, "*lead d"]:
+def concatenated(
+    site_inputs: Mapping[str, SiteInput], sites: Sequence[str]
+) -> Float[Array, "*lead d"]:
     """The inputs of several sites side by side, in the order given.
 
     **Errors:** as `check_same_positions`.
@@ -113,7 +116,7 @@ def concatenated(site_inputs: Mapping[str, Array], sites: Sequence[str]) -> Floa
     return jnp.concatenate([vectors(site_inputs, site) for site in sites], axis=-1)
 
 
-def check_same_positions(site_inputs: Mapping[str, Array], sites: Sequence[str]) -> None:
+def check_same_positions(site_inputs: Mapping[str, SiteInput], sites: Sequence[str]) -> None:
     """Refuses sites that one function cannot see together.
 
     **Errors:** `ValueError` naming sites whose positions `*lead` differ.

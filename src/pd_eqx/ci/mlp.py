@@ -20,6 +20,7 @@ from pd_eqx.ci.base import CIFunction, concatenated, split_by_site, vectors
 from pd_eqx.ci.scalar_mlp import gelu, scalar_mlps
 from pd_eqx.ci.squashing import PUBLISHED, Squashing
 from pd_eqx.components import Components, component_activations
+from pd_eqx.stream import SiteInput
 
 
 class Dense(eqx.Module):
@@ -67,7 +68,7 @@ class SiteCI(eqx.Module):
 
     @abc.abstractmethod
     def logits(
-        self, site: str, site_inputs: Mapping[str, Array], V: Float[Array, "d_in C"]
+        self, site: str, site_inputs: Mapping[str, SiteInput], V: Float[Array, "d_in C"]
     ) -> Float[Array, "*lead C"]:
         """Logits of a site's components, from the site's input `[*lead, d_in]`."""
 
@@ -81,7 +82,7 @@ class ComponentMLP(SiteCI):
     layers: tuple[Dense, ...]
 
     def logits(
-        self, site: str, site_inputs: Mapping[str, Array], V: Float[Array, "d_in C"]
+        self, site: str, site_inputs: Mapping[str, SiteInput], V: Float[Array, "d_in C"]
     ) -> Float[Array, "*lead C"]:
         """See `SiteCI.logits`."""
         activations = component_activations(site_inputs[site], V)
@@ -98,7 +99,7 @@ class VectorMLP(SiteCI):
     layers: tuple[Dense, ...]
 
     def logits(
-        self, site: str, site_inputs: Mapping[str, Array], V: Float[Array, "d_in C"]
+        self, site: str, site_inputs: Mapping[str, SiteInput], V: Float[Array, "d_in C"]
     ) -> Float[Array, "*lead C"]:
         """See `SiteCI.logits`."""
         first, *rest = self.layers
@@ -113,7 +114,7 @@ class SharedMLP(SiteCI):
     layers: tuple[Dense, ...]
 
     def logits(
-        self, site: str, site_inputs: Mapping[str, Array], V: Float[Array, "d_in C"]
+        self, site: str, site_inputs: Mapping[str, SiteInput], V: Float[Array, "d_in C"]
     ) -> Float[Array, "*lead C"]:
         """See `SiteCI.logits`."""
         return apply_mlp(self.layers, vectors(site_inputs, site))
@@ -129,7 +130,7 @@ class LayerwiseCI(CIFunction):
     squashing: Squashing = eqx.field(static=True, default=PUBLISHED)
 
     def logits(
-        self, site_inputs: Mapping[str, Array], components: Components
+        self, site_inputs: Mapping[str, SiteInput], components: Components
     ) -> dict[str, Float[Array, "..."]]:
         """See `CIFunction.logits`."""
         return {
@@ -146,7 +147,7 @@ class GlobalMLP(CIFunction):
     squashing: Squashing = eqx.field(static=True, default=PUBLISHED)
 
     def logits(
-        self, site_inputs: Mapping[str, Array], components: Components
+        self, site_inputs: Mapping[str, SiteInput], components: Components
     ) -> dict[str, Float[Array, "..."]]:
         """See `CIFunction.logits`."""
         sites = sorted(components.V)

@@ -18,6 +18,7 @@ from pd_eqx.ci.base import CIFunction, concatenated, split_by_site
 from pd_eqx.ci.mlp import Dense, apply_mlp, init_mlp
 from pd_eqx.ci.squashing import PUBLISHED, Squashing
 from pd_eqx.components import Components
+from pd_eqx.stream import SiteInput
 
 
 class Passage(eqx.Module):
@@ -66,7 +67,7 @@ class ReverseCI(CIFunction):
     squashing: Squashing = eqx.field(static=True, default=PUBLISHED)
 
     def logits(
-        self, site_inputs: Mapping[str, Array], components: Components
+        self, site_inputs: Mapping[str, SiteInput], components: Components
     ) -> dict[str, Float[Array, "..."]]:
         """See `CIFunction.logits`."""
         logits: dict[str, Array] = {}

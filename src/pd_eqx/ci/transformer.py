@@ -26,6 +26,7 @@ from pd_eqx.ci.base import (
 from pd_eqx.ci.mlp import Dense, apply_mlp, init_mlp
 from pd_eqx.ci.squashing import PUBLISHED, Squashing
 from pd_eqx.components import Components
+from pd_eqx.stream import SiteInput
 
 Chunk = tuple[str, ...]
 
@@ -71,7 +72,7 @@ class TransformerCI(CIFunction):
     squashing: Squashing = eqx.field(static=True, default=PUBLISHED)
 
     def logits(
-        self, site_inputs: Mapping[str, Array], components: Components
+        self, site_inputs: Mapping[str, SiteInput], components: Components
     ) -> dict[str, Float[Array, "..."]]:
         """See `CIFunction.logits`."""
         sites = [site for chunks in self.chunks for chunk in chunks for site in chunk]

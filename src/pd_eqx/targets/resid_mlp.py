@@ -22,10 +22,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from pd_eqx.data.sparse_features import SparseFeatures
-from pd_eqx.linear import LinearMap, frozen
+from pd_eqx.linear import LinearMap, frozen, read, write
 from pd_eqx.optimizers import AdamW, Optimizer
 from pd_eqx.schedule import decaying
 from pd_eqx.sites import Site
+from pd_eqx.stream import Stream
 from pd_eqx.targets.base import Target
 from pd_eqx.targets.training import Training, check_counts
 
@@ -35,6 +36,9 @@ Label = Literal["act_plus_resid", "abs"]
 
 class ResidMLP(Target):
     """`r_0 = x @ W_E`, `r_{l+1} = r_l + act(r_l @ W_in + b_in) @ W_out + b_out`, output `r_L @ W_U`.
+
+    The residual stream is not formed where its rank, which is that of features and neurons, makes that the dearer way;
+    see `pd_eqx.stream`.
 
     - `embedding` `[n_features, d_embed]`, `unembedding` `[d_embed, n_features]`: not decomposed.
     - `mlp_in` `[d_embed, d_mlp]`, `mlp_out` `[d_mlp, d_embed]`: one a layer.
@@ -74,20 +78,20 @@ class ResidMLP(Target):
             weights[f"layers.{layer}.mlp_out"] = mlp_out
         return weights
 
-    def residual(self, inputs: Array, linear: LinearMap = frozen) -> Float[Array, "..."]:
+    def stream(self, inputs: Array, linear: LinearMap = frozen) -> Stream:
         """The residual stream `[*lead, d_embed]` after the last layer."""
-        residual = inputs @ self.embedding
+        stream = Stream(((inputs, self.embedding),))
         layers = itertools.zip_longest(self.mlp_in, self.mlp_out, self.in_bias, self.out_bias)
         for layer, (mlp_in, mlp_out, in_bias, out_bias) in enumerate(layers):
-            hidden = linear(f"layers.{layer}.mlp_in", residual, mlp_in)
+            hidden = read(linear, f"layers.{layer}.mlp_in", stream, mlp_in)
             hidden = activate(self.activation, hidden if in_bias is None else hidden + in_bias)
-            update = linear(f"layers.{layer}.mlp_out", hidden, mlp_out)
-            residual = residual + (update if out_bias is None else update + out_bias)
-        return residual
+            stream = stream + write(linear, f"layers.{layer}.mlp_out", hidden, mlp_out)
+            stream = stream if out_bias is None else stream + out_bias
+        return stream
 
     def __call__(self, inputs: Array, linear: LinearMap = frozen) -> Float[Array, "..."]:
         """See `Target.__call__`; inputs and outputs are `[*lead, n_features]`."""
-        return self.residual(inputs, linear) @ self.unembedding
+        return self.stream(inputs, linear) @ self.unembedding
 
 
 def activate(activation: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -123,8 +127,7 @@ class ResidMLPTraining(Training[ResidMLP]):
     - `min_response`: how much of its own nonlinear part each feature must show.
     - `attempts`, `updates_per_dispatch`: see `Training`.
 
-    The embedding is fixed: random directions of norm one, which are also the directions of the readout. The
-    gradient is taken through `contracted`, the same network in half the time at the published sizes.
+    The embedding is fixed: random directions of norm one, which are also the directions of the readout.
 
     **Errors:** `ValueError` for settings that cannot be trained.
     """
@@ -235,12 +238,12 @@ class ResidMLPTraining(Training[ResidMLP]):
     ) -> Float[Array, ""]:
         """See `Training.loss`: the mean squared error over rows and features."""
         inputs = self.batches(key, step)
-        return self._squared_error(contracted(self.target(trained, fixed), inputs), inputs, fixed)
+        return self._squared_error(self.target(trained, fixed)(inputs), inputs, fixed)
 
     def problems(self, target: ResidMLP, fixed: "_Fixed", key: PRNGKeyArray) -> list[str]:
         """See `Training.problems`: the loss, and each feature's response, fed by itself."""
         inputs = self.batches(key, jnp.int32(0))
-        loss = float(self._squared_error(contracted(target, inputs), inputs, fixed))
+        loss = float(self._squared_error(target(inputs), inputs, fixed))
         silent = inputs @ fixed.embedding @ fixed.embedding.T
         without = float(self._squared_error(silent, inputs, fixed))
         if not math.isfinite(loss):
@@ -279,25 +282,6 @@ class ResidMLPTraining(Training[ResidMLP]):
     def _squared_error(self, outputs: Array, inputs: Array, fixed: "_Fixed") -> Float[Array, ""]:
         wanted = labels(inputs, fixed.coefficients, self.label, self.activation)
         return jnp.mean(jnp.square(outputs - wanted))
-
-
-def contracted(target: ResidMLP, inputs: Float[Array, "batch n_features"]) -> Float[Array, "..."]:
-    """The target's output, without the residual stream ever being formed.
-
-    The stream is a sum of directions that the features and the neurons write, so what a matrix reads from it is their
-    activations times the small product of those directions with the matrix. Where `d_embed` is much larger than
-    the number of features and neurons this is cheaper; the sums are taken in another order.
-    """
-    activations, directions = inputs, target.embedding
-    offset = jnp.zeros(target.embedding.shape[1], target.embedding.dtype)
-    layers = itertools.zip_longest(target.mlp_in, target.mlp_out, target.in_bias, target.out_bias)
-    for mlp_in, mlp_out, in_bias, out_bias in layers:
-        hidden = activations @ (directions @ mlp_in) + offset @ mlp_in
-        hidden = activate(target.activation, hidden if in_bias is None else hidden + in_bias)
-        activations = jnp.concatenate([activations, hidden], axis=-1)
-        directions = jnp.concatenate([directions, mlp_out], axis=0)
-        offset = offset if out_bias is None else offset + out_bias
-    return activations @ (directions @ target.unembedding) + offset @ target.unembedding
 
 
 class _Trained(eqx.Module):
