@@ -1,7 +1,7 @@
 """Draws the pictures of these pages from runs on this machine.
 
-    make demo demo-tiny-lm                                 # runs/tms_5-2, runs/tiny_lm
-    pd-eqx harvest runs/tms_5-2 --batches 100
+    make demo demo-tiny-lm                                 # runs/tms_5-2, runs/tiny_lm; the latter is harvested
+    pd-eqx harvest runs/tms_5-2 --batches 20
     pd-eqx cluster runs/tms_5-2/harvest
     pd-eqx cluster runs/tiny_lm/harvest
     pd-eqx export runs/tms_5-2 --to runs/tms_5-2-export
@@ -170,9 +170,7 @@ def draw_interpret() -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.4), width_ratios=(2, 3))
     left.hist([row["score"] for row in scored], np.linspace(0, 1, 13), color=BLUE)
     left.axvline(0.5, color=RED, ls=":", lw=1)
-    left.set(
-        xlabel="score; 0.5 is chance", ylabel="labels", title=f"{about['model']} on {TEXT.name}"
-    )
+    left.set(xlabel="score; 0.5 is chance", ylabel="labels", title=about["model"])
     shown = [*scored[:4], *scored[-6:]]
     right.barh(range(len(shown)), [row["score"] for row in shown], color=BLUE)
     right.axvline(0.5, color=RED, ls=":", lw=1)

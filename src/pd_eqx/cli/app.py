@@ -19,8 +19,8 @@ from pd_eqx.cli.report import report
 from pd_eqx.cli.train import train
 
 
-def run() -> None:
-    """Runs the command that the arguments name."""
+def build() -> typer.Typer:
+    """All commands, by name."""
     app = typer.Typer(
         name="pd-eqx",
         help="Takes trained networks apart into rank-one components.",
@@ -48,4 +48,9 @@ def run() -> None:
         import_spd,
     ):
         app.command()(command)
-    app()
+    return app
+
+
+def run() -> None:
+    """Runs the command that the arguments name."""
+    build()()
