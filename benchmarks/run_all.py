@@ -42,6 +42,10 @@ class Benchmark:
 
 # The peer's batch on ResidMLP.
 _AS_WIDE = "data.batch_size=2048"
+# TMS 40-10 with 200 components a site, otherwise as TMS 5-2; that the peer ran this batch is an assumption.
+_PEERS_40_10 = (
+    "tms_5-2_published,target.n_features=40,target.n_hidden=10,sites.linear1=200,sites.linear2=200"
+)
 
 # Named as `--only` names them.
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -52,6 +56,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "tms_5-2_published",
             "tms_5-2",
             "tms_40-10",
+            _PEERS_40_10,
             f"resid_mlp_1,{_AS_WIDE}",
             f"resid_mlp_2,{_AS_WIDE}",
         ),
@@ -89,7 +94,7 @@ QUOTED: Mapping[str, Quoted] = {
     "tms_5-2": Quoted(
         (31.0, 40.0), 586.0, "tms_5-2_published", "batch 4096, MLP of 16 a component"
     ),
-    "tms_40-10": Quoted((524.0, 524.0), None, None, ""),
+    "tms_40-10": Quoted((524.0, 524.0), None, _PEERS_40_10, "200 a site, taken to be as TMS 5-2"),
     "resid_mlp_1": Quoted(
         (141.0, 180.0), 776.0, f"resid_mlp_1,{_AS_WIDE}", "batch 2048, bfloat16 to float32"
     ),
