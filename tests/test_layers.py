@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "hlo",
         "random_bits",
         "stream",
+        "query_blocks",
     ),
 )
 

@@ -25,7 +25,6 @@ _ADVERSARY = """  - kind: persistent_reconstruction
 _REST = """optimizers:
   components: {kind: adamw, lr: {kind: decaying, value: 3e-3}, eps: 1e-4}
   ci_fn: {kind: adamw, lr: {kind: decaying, value: 3e-3}, eps: 1e-4}
-mesh: {replica: null}
 log_every: 10
 checkpoint: {every: 50, keep_last: 1}
 evaluation: {every: null, batches: 1, pgd_steps: 1}
@@ -43,7 +42,7 @@ _MINIMALITY = """objective:
 _TMS = """name: tms
 seed: 3
 steps: 50
-target: {kind: tms, n_features: 6, n_hidden: 3, training: {steps: 1000, batch_size: 512}}
+target: {kind: tms, n_features: 6, n_hidden: 4, training: {steps: 1000, batch_size: 512}}
 sites: {linear1: 8, linear2: 16}
 ci_fn: {kind: component_mlp, hidden: [6]}
 data: {kind: sparse_features, batch_size: 32, probability: 0.2}
@@ -77,7 +76,7 @@ def _adversary(name: str, scope: str, distance: str, warmups: int = 0) -> str:
     return _ADVERSARY.format(name=name, scope=scope, distance=distance, warmups=warmups)
 
 
-def write(kind: str, folder: Path) -> Path:
+def write(kind: str, folder: Path, mesh: str = "{replica: null}") -> Path:
     """The configuration of one kind of target, with whatever it reads, in a folder."""
     of_toys = (
         _adversary("c", "{letters: c}", "mse", 1)
@@ -99,5 +98,5 @@ def write(kind: str, folder: Path) -> Path:
         case _:
             raise ValueError(kind)
     path = folder / f"{kind}.yaml"
-    path.write_text(text)
+    path.write_text(f"{text}mesh: {mesh}\n")
     return path

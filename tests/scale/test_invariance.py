@@ -1,5 +1,6 @@
 """The number of devices changes no number, and the command that says so notices when it does."""
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +21,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("invariance")
 
 
+BY_BATCH = "{replica: null}"
+# Along all three axes, and along each of the two that split matrices.
+MESHES = {
+    "2x2x2": "{replica: 2, fsdp: 2, tensor: 2}",
+    "1x2x1": "{replica: 1, fsdp: 2, tensor: 1}",
+    "1x1x4": "{replica: 1, fsdp: 1, tensor: 4}",
+}
+
+
 def on(
-    folder: Path, kind: str, devices: int, command: Sequence[str] = COMMAND, name: str = ""
+    folder: Path,
+    kind: str,
+    devices: int,
+    command: Sequence[str] = COMMAND,
+    name: str = "",
+    mesh: str = BY_BATCH,
 ) -> Path:
     """The run of a kind on so many devices, made once."""
     run_dir = folder / f"{kind}-{devices}{name}"
     if not (run_dir / "summary.json").exists():
-        run = Fleet(write(kind, folder), run_dir, folder / "cache", 1, devices, command)
+        run = Fleet(write(kind, folder, mesh), run_dir, folder / "cache", 1, devices, command)
         try:
             assert run.wait() == [0], run.said()
         finally:
@@ -35,7 +50,7 @@ def on(
 
 
 def told(comparison: Comparison) -> str:
-    return f"{comparison.worst:.1e}: {comparison.metrics[0]}, {comparison.state[0]}"
+    return f"{comparison.metrics[0]}, {comparison.kinds[0]}, {comparison.leaves[0]}"
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
@@ -45,7 +60,17 @@ def test_the_number_of_devices_changes_no_number(folder: Path, kind: str, device
     print(f"{kind} on {devices} devices: {told(comparison)}")
     scopes = {"c", "bc", "sc", "bsc"} if kind == "lm" else {"c", "bc", "repeated"}
     assert {f"grad_norm/{scope}" for scope in scopes} <= {d.name for d in comparison.metrics}
-    assert comparison.worst <= BOUND, told(comparison)
+    assert comparison.worst.relative <= BOUND, told(comparison)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("kind", ["tms", "resid_mlp", "lm"])
+def test_no_axis_of_the_mesh_changes_a_number(folder: Path, kind: str, mesh: str) -> None:
+    devices = math.prod(map(int, mesh.split("x")))
+    spread = on(folder, kind, devices, name=f"-{mesh}", mesh=MESHES[mesh])
+    comparison = compared(devices, on(folder, kind, 1), spread)
+    print(f"{kind} on {mesh}: {told(comparison)}")
+    assert comparison.worst.relative <= BOUND, told(comparison)
 
 
 @pytest.mark.parametrize(
@@ -60,4 +85,5 @@ def test_a_planted_bug_is_noticed(folder: Path, bug: str, noticed: str) -> None:
     comparison = compared(2, on(folder, "tms", 1), on(folder, "tms", 2, command, f"-{bug}"))
     of_metric = {found.name: found.relative for found in comparison.metrics}
     assert of_metric[noticed] > 10 * BOUND, told(comparison)
-    assert comparison.state[0].relative > BOUND
+    assert comparison.kinds[0].relative > BOUND
+    assert comparison.leaves[0].relative > BOUND

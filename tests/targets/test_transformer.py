@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -174,7 +175,9 @@ def test_a_scan_gives_the_numbers_and_gradients_of_a_loop(patterns: dict[str, in
     compare(value_and_grads(target, patterns), expected)
 
 
-@pytest.mark.parametrize("changes", [{"rematerialise": True}, {"scan": False}])
+@pytest.mark.parametrize(
+    "changes", [{"rematerialise": True}, {"scan": False}, {"queries_at_once": 4}]
+)
 def test_how_the_layers_are_run_changes_no_number(changes: dict[str, Any]) -> None:
     patterns = {"layers.[1-2].mlp.*": 3}
     expected = value_and_grads(model(), patterns)
@@ -306,6 +309,22 @@ def test_rematerialised_layers_hold_no_activations() -> None:
     kept, _ = temporary_bytes(rematerialise=False, length=256)
     rematerialised, _ = temporary_bytes(rematerialise=True, length=256)
     assert rematerialised < 0.6 * kept
+
+
+def test_blocks_of_queries_keep_nothing_of_the_square_of_the_length() -> None:
+    """Neither probabilities nor masks of all blocks, in a layer that is computed again on the way back."""
+    target = model(queries_at_once=16, rematerialise=True)
+    components = components_for(target, {"layers.1.mlp.up": 2})
+    ids = jnp.arange(64)[None] % 13
+    masks = site_masks(components, ids.shape)
+
+    def loss(components: Components, target: Transformer, masks: dict[str, SiteMask]) -> Array:
+        return jnp.mean(logits_of(target(ids, masked(components, masks))))
+
+    text = jax.jit(jax.grad(loss)).lower(components, target, masks).as_text()
+    one_block = r"tensor<1x4x16x64x(f32|i1)>"
+    assert re.search(one_block, text)
+    assert not re.search(one_block.replace("<", "<4x"), text)
 
 
 def test_a_site_without_a_mask_is_never_taken_apart() -> None:

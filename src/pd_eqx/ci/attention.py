@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from pd_eqx.query_blocks import by_query_blocks
+
 
 def rms_norm(x: Float[Array, "*lead d"]) -> Float[Array, "*lead d"]:
     """`x / sqrt(mean(x²) + ε)` over the last axis, in float32 or wider, with ε that dtype's machine epsilon."""
@@ -54,11 +56,15 @@ class Attention(eqx.Module):
         query = rotate((x @ self.query).reshape(heads), self.rotary_base)
         key = rotate((x @ self.key).reshape(heads), self.rotary_base)
         value = (x @ self.value).reshape(heads)
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        scores = jnp.einsum("...qhd,...khd->...hqk", query, key, preferred_element_type=wide)
-        weights = jax.nn.softmax(scores / math.sqrt(heads[-1]), axis=-1).astype(x.dtype)
-        mixed = jnp.einsum("...hqk,...khd->...qhd", weights, value)
-        return mixed.reshape(x.shape) @ self.output
+        return by_query_blocks(_mixed, query, key, value).reshape(x.shape) @ self.output
+
+
+def _mixed(query: Array, key: Array, value: Array, first: Array | int) -> Array:
+    del first  # every position sees all
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    scores = jnp.einsum("...qhd,...khd->...hqk", query, key, preferred_element_type=wide)
+    weights = jax.nn.softmax(scores / math.sqrt(query.shape[-1]), axis=-1).astype(query.dtype)
+    return jnp.einsum("...hqk,...khd->...qhd", weights, value)
 
 
 def init_attention(

@@ -6,9 +6,13 @@ on several numbers of devices, in fresh processes, and everything that it record
 on the first of them.
 
 Sums in another order differ in the last bits, so the comparison has a bound, and what turns a last bit into a whole
-step has no business in it: signs of gradients, and moments divided by themselves where gradients are nearly zero. What
-the state holds of one kind for all sites (V, or an adversary's first moments) is compared as one vector: a single number
-of it, such as the moment of a shared source, may be nearly zero by chance, and rounding is then large beside it.
+step has no business in it: signs of gradients, and moments divided by themselves where gradients are nearly zero.
+
+The state is compared twice. Kind by kind (V of all sites, or an adversary's first moments), what is held is compared as
+one vector, by its own size, and the bound is on this. Leaf by leaf, what is told is a difference by the size of what was
+summed: a first moment is an average of gradients whose signs may alternate, so that a single number of it is nearly zero
+by chance while its rounding is not, and it is measured by the root of its second moment, the size of those gradients,
+where that is larger; it is by that that an update divides it.
 """
 
 import dataclasses
@@ -29,6 +33,7 @@ from pd_eqx.runs.tracking import read_metrics
 BOUND = 1e-4
 # What differs between two runs that did the same.
 _OF_THE_CLOCK = frozenset({"seconds"})
+_MU = re.compile(r"\.mu(?=[.\[])")
 # The command line of this interpreter, whose package may be another one than an installed command's.
 _COMMAND = (sys.executable, "-c", "from pd_eqx.cli import main; main()")
 
@@ -41,7 +46,7 @@ class InvarianceError(RuntimeError):
 class Difference:
     """How far a number is from the first run's: `|a − b| / |a|`, of an array by its norm.
 
-    - `name`: the metric, or what the final state holds of one kind; `step`: where it is largest.
+    - `name`: the metric, or the leaf or the kind of leaves of the final state; `step`: where it is largest.
     """
 
     name: str
@@ -51,16 +56,20 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A run on so many devices beside the first, the worst differences first."""
+    """A run on so many devices beside the first, the worst differences first.
+
+    - `kinds`, `leaves`: of the final state.
+    """
 
     devices: int
     metrics: tuple[Difference, ...]
-    state: tuple[Difference, ...]
+    kinds: tuple[Difference, ...]
+    leaves: tuple[Difference, ...]
 
     @property
-    def worst(self) -> float:
-        """The largest relative difference."""
-        return max(found.relative for found in (*self.metrics, *self.state))
+    def worst(self) -> Difference:
+        """The largest relative difference of a metric or of a kind of leaves."""
+        return max((*self.metrics, *self.kinds), key=lambda found: found.relative)
 
 
 def run_on(
@@ -121,24 +130,44 @@ def compared(devices: int, first: Path, other: Path) -> Comparison:
                 found[name] = Difference(name, here["step"], relative)
     step, before = _last_state(first)
     _, after = _last_state(other)
-    state = [Difference(kind, step, _relative(before[kind], after[kind])) for kind in before]
-    return Comparison(devices, _sorted(found.values()), _sorted(state))
+    leaves = [
+        Difference(path, step, _relative(here, after[path], _size_of_gradients(path, before)))
+        for path, here in before.items()
+    ]
+    by_kind = [_by_kind(state) for state in (before, after)]
+    kinds = [
+        Difference(kind, step, _relative(by_kind[0][kind], by_kind[1][kind])) for kind in by_kind[0]
+    ]
+    return Comparison(devices, _sorted(found.values()), _sorted(kinds), _sorted(leaves))
 
 
 def _sorted(found: Any) -> tuple[Difference, ...]:
     return tuple(sorted(found, key=lambda difference: -difference.relative))
 
 
-def _last_state(run_dir: Path) -> tuple[int, Mapping[str, np.ndarray]]:
+def _last_state(run_dir: Path) -> tuple[int, dict[str, np.ndarray]]:
     with CheckpointStore(RunDirectory(run_dir).checkpoints, read_only=True) as store:
         step = store.latest_step()
         if step is None:
             raise InvarianceError(f"{run_dir} has no checkpoint")
-        kinds: dict[str, list[np.ndarray]] = defaultdict(list)
-        for item in ("decomposition", "training"):
-            for node, array in store.read_item(item, step):
-                kinds[_kind(node.path)].append(array.astype(np.float64).reshape(-1))
-        return step, {kind: np.concatenate(arrays) for kind, arrays in kinds.items()}
+        return step, {
+            node.path: array.astype(np.float64)
+            for item in ("decomposition", "training")
+            for node, array in store.read_item(item, step)
+        }
+
+
+def _size_of_gradients(path: str, state: Mapping[str, np.ndarray]) -> float:
+    """Of a first moment, the norm of the root of its second moment; of anything else nothing."""
+    second = state.get(_MU.sub(".nu", path)) if _MU.search(path) else None
+    return 0.0 if second is None else float(np.sqrt(np.sum(second)))
+
+
+def _by_kind(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    kinds: dict[str, list[np.ndarray]] = defaultdict(list)
+    for path, array in state.items():
+        kinds[_kind(path)].append(array.reshape(-1))
+    return {kind: np.concatenate(arrays) for kind, arrays in kinds.items()}
 
 
 def _kind(path: str) -> str:
@@ -149,8 +178,8 @@ def _kind(path: str) -> str:
     return found.group(1)
 
 
-def _relative(here: np.ndarray, there: np.ndarray) -> float:
+def _relative(here: np.ndarray, there: np.ndarray, size: float = 0.0) -> float:
     here, there = here.astype(np.float64), there.astype(np.float64)
     difference = float(np.linalg.norm(here - there))
     # Numbers that are zero but for rounding have no relative difference.
-    return difference / max(float(np.linalg.norm(here)), 1e-8) if difference else 0.0
+    return difference / max(float(np.linalg.norm(here)), size, 1e-8) if difference else 0.0

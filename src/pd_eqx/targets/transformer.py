@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from pd_eqx.linear import LinearMap, frozen
+from pd_eqx.query_blocks import QUERIES_AT_ONCE, by_query_blocks
 from pd_eqx.sites import Site
 from pd_eqx.targets.base import Target
 from pd_eqx.targets.rotary import Rotary
@@ -322,6 +323,7 @@ class Transformer(Target):
     - `scan`, `rematerialise`: see `run_layers`.
     - `lazy_logits`: whether the forward returns an `Unembedding`, from which a KL divergence computes a part of the
       logits at a time; otherwise it returns logits.
+    - `queries_at_once`: of a sequence, see `pd_eqx.query_blocks`.
     """
 
     embedding: Float[Array, "vocabulary width"]
@@ -334,6 +336,7 @@ class Transformer(Target):
     scan: bool = eqx.field(static=True, default=True)
     rematerialise: bool = eqx.field(static=True, default=False)
     lazy_logits: bool = eqx.field(static=True, default=False)
+    queries_at_once: int = eqx.field(static=True, default=QUERIES_AT_ONCE)
 
     def site_names(self) -> list[dict[str, str]]:
         """See `TransformerConfig.site_names`."""
@@ -418,7 +421,7 @@ class Transformer(Target):
             for kind in self.config.qkv.matrices(self.config)
         }
         q, k, _ = self._queries_keys_values(weights, outputs)
-        return self._probabilities(q, k)
+        return _probabilities(q, k, 0)
 
     @property
     def _head(self) -> Head:
@@ -460,8 +463,7 @@ class Transformer(Target):
         x = self._normalise(weights.norms["attn"], x)
         outputs = {kind: apply(kind, x) for kind in self.config.qkv.matrices(self.config)}
         q, k, v = self._queries_keys_values(weights, outputs)
-        probabilities = _in_groups(self._probabilities(q, k), self.config.kv_heads, axis=-3)
-        read = jnp.einsum("...hgts,...shd->...thgd", probabilities.astype(v.dtype), v)
+        read = by_query_blocks(_read, q, k, v, self.queries_at_once)
         return apply("attn.o", read.reshape(*x.shape[:-1], -1))
 
     def _queries_keys_values(
@@ -474,20 +476,6 @@ class Transformer(Target):
         if self.config.rotary is not None:
             q, k = self.config.rotary(q), self.config.rotary(k)
         return q, k, v
-
-    def _probabilities(self, q: Array, k: Array) -> Array:
-        """Causal attention probabilities `[*lead, heads, T, T]`, at least in float32."""
-        dtype = jnp.promote_types(q.dtype, jnp.float32)
-        scores = jnp.einsum(
-            "...thgd,...shd->...hgts",
-            _in_groups(q, self.config.kv_heads, axis=-2),
-            k,
-            preferred_element_type=dtype,
-        )
-        scores = scores.reshape(*scores.shape[:-4], -1, *scores.shape[-2:])
-        scores = scores / math.sqrt(self.config.head_width)
-        seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-        return jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
 
     def _normalise(self, weights: NormWeights, x: Array) -> Array:
         normalised = self.config.norm(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
@@ -540,6 +528,24 @@ def init_transformer(
         head=None if config.tied else normal(2, config.width, config.vocabulary),
         config=config,
     )
+
+
+def _read(q: Array, k: Array, v: Array, first: Array | int) -> Array:
+    """What queries from position `first` on read of the positions that they see, `[*lead, T, heads, D]`."""
+    probabilities = _in_groups(_probabilities(q, k, first), k.shape[-2], axis=-3)
+    read = jnp.einsum("...hgts,...shd->...thgd", probabilities.astype(v.dtype), v)
+    return read.reshape(q.shape)
+
+
+def _probabilities(q: Array, k: Array, first: Array | int) -> Array:
+    """Causal attention probabilities `[*lead, heads, T of q, T of k]`, at least in float32."""
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    grouped = _in_groups(q, k.shape[-2], axis=-2)
+    scores = jnp.einsum("...thgd,...shd->...hgts", grouped, k, preferred_element_type=dtype)
+    scores = scores.reshape(*scores.shape[:-4], -1, *scores.shape[-2:])
+    scores = scores / math.sqrt(q.shape[-1])
+    seen = jnp.arange(k.shape[-3]) <= first + jnp.arange(q.shape[-3])[:, None]
+    return jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
 
 
 def _with_bias(x: Array, bias: Array | None) -> Array:
