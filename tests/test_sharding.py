@@ -22,7 +22,7 @@ from pd_eqx.donation import measure_reuse
 from pd_eqx.losses import Frequency, MeanSquaredError
 from pd_eqx.objective import Faithfulness, ImportanceMinimality, Objective, PersistentReconstruction
 from pd_eqx.schedule import constant
-from pd_eqx.sharding import BATCH, FSDP, TENSOR, MeshError, MeshShape, make_layout, misfits
+from pd_eqx.sharding import FSDP, TENSOR, MeshError, MeshShape, batch_axes, make_layout, misfits
 from pd_eqx.sites import Site
 from pd_eqx.state import TrainState
 from pd_eqx.step import init_state, make_train_step
@@ -139,16 +139,20 @@ def test_every_leaf_is_placed_by_the_table() -> None:
 
 
 @pytest.mark.devices(8)
-def test_products_of_what_the_rules_place_are_right() -> None:
-    """With the axes of `BATCH` in the other order, the last of these is wrong by 97 %: see there."""
-    mesh = MeshShape(2, 2, 2).mesh()
+@pytest.mark.parametrize(
+    "sizes", [(2, 2, 2), (2, 4, 1), (4, 2, 1), (1, 2, 4), (1, 4, 2), (4, 1, 2)]
+)
+def test_products_of_what_the_rules_place_are_right(sizes: tuple[int, int, int]) -> None:
+    """With the axes of the batch in the other order, the last of these is wrong by 97 % on 2 x 2 x 2: see `batch_axes`."""
+    mesh = MeshShape(*sizes).mesh()
+    batch = batch_axes(mesh.shape)
     h, U = (np.asarray(jax.random.normal(jax.random.key(i), (16, 16))) for i in range(2))
     expected = h @ U
     for of_h, of_U, of_product in itertools.product(
-        (P(BATCH), P(BATCH, TENSOR)), (P(FSDP), P(FSDP, TENSOR), P(TENSOR, FSDP)), ((), (TENSOR,))
+        (P(batch), P(batch, TENSOR)), (P(FSDP), P(FSDP, TENSOR), P(TENSOR, FSDP)), ((), (TENSOR,))
     ):
         placed = (jax.device_put(x, NamedSharding(mesh, p)) for x, p in ((h, of_h), (U, of_U)))
-        wanted = NamedSharding(mesh, P(BATCH, *of_product))
+        wanted = NamedSharding(mesh, P(batch, *of_product))
         found = np.asarray(jax.jit(jnp.matmul, out_shardings=wanted)(*placed))
         error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
         assert error < 1e-5, (of_h, of_U, wanted.spec)
@@ -160,7 +164,7 @@ def test_products_of_what_the_rules_place_are_right() -> None:
     ("counts", "init_ci_fn"),
     [
         (COUNTS, toy.importance_mlps),
-        # Hidden units as many as components lie with them: XLA's error was 4 % of the loss, see `BATCH`.
+        # Hidden units as many as components lie with them: XLA's error was 4 % of the loss, see `batch_axes`.
         ({"linear1": 8}, partial(init_global_mlp, hidden=(8,))),
     ],
 )

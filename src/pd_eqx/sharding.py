@@ -25,14 +25,22 @@ from pd_eqx.stream import Stream
 
 REPLICA, FSDP, TENSOR = "replica", "fsdp", "tensor"
 AXES = (REPLICA, FSDP, TENSOR)
-# In this order, and not in that of `AXES`: where `fsdp` was the faster, XLA's partitioner (jax 0.10.2 and 0.12.0) gave
-# the rows of `h @ U` to the wrong devices, for `h` split (batch, tensor), U split (tensor, fsdp) and a product that is
-# wanted (batch, tensor), on meshes with all three axes above 1. To bring the devices of `h` into U's order, it moves
-# rows between them and never back; in this order there is nothing to move.
-BATCH = (FSDP, REPLICA)
-
 # What one axis of an array is split over: mesh axes, the first the slowest; none for not at all.
 Split = tuple[str, ...]
+
+
+def batch_axes(sizes: Mapping[str, int]) -> Split:
+    """What a batch is split over, on a mesh of these sizes by axis.
+
+    As `AXES` has them, but `fsdp` before `replica` where all three are above 1. XLA's partitioner (jax 0.10.2 and
+    0.12.0) gave the rows of `h @ U` to the wrong devices there, for `h` split (batch, tensor), U split (tensor, fsdp) and
+    a product that is wanted (batch, tensor): to bring the devices of `h` into U's order it moves rows between them, and
+    never back. With `fsdp` first there is nothing to move. Elsewhere that order costs: U's gradient then gathers the batch,
+    five times the bytes an update of an 8 x 8 x 1 mesh.
+    """
+    return (FSDP, REPLICA) if min(sizes[axis] for axis in AXES) > 1 else (REPLICA, FSDP)
+
+
 Tree = TypeVar("Tree")
 
 
@@ -102,12 +110,13 @@ class MeshShape:
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """What a rule may look at: the leaf's shape, components by site and in all, and the batch size."""
+    """What a rule may look at: the leaf's shape, components by site and in all, the batch size and its split."""
 
     path: str
     shape: tuple[int, ...]
     counts: Mapping[str, int]
     batch_size: int
+    batch: Split
 
     @property
     def component_counts(self) -> frozenset[int]:
@@ -135,12 +144,12 @@ def _sources(leaf: _Leaf) -> tuple[Split, ...]:
     """Batch-shaped sources lie with the batch; shared ones are split by component alone, as finely as they can be."""
     rest = ((),) * (len(leaf.shape) - 2)
     if len(leaf.shape) > 1 and leaf.shape[0] == leaf.batch_size:
-        return (BATCH, *rest, (TENSOR,))
-    return ((), *rest, (TENSOR, *BATCH))[-len(leaf.shape) :]
+        return (leaf.batch, *rest, (TENSOR,))
+    return ((), *rest, (TENSOR, *leaf.batch))[-len(leaf.shape) :]
 
 
 def _delta_sources(leaf: _Leaf) -> tuple[Split, ...]:
-    first = BATCH if leaf.shape[0] == leaf.batch_size else ()
+    first = leaf.batch if leaf.shape[0] == leaf.batch_size else ()
     return (first, *((),) * (len(leaf.shape) - 1))
 
 
@@ -202,6 +211,11 @@ class Layout:
     batch_size: int
 
     @property
+    def batch(self) -> Split:
+        """What a batch is split over; see `batch_axes`."""
+        return batch_axes(self.mesh.shape)
+
+    @property
     def replicated(self) -> NamedSharding:
         """On every device, whole."""
         return NamedSharding(self.mesh, PartitionSpec())
@@ -209,7 +223,7 @@ class Layout:
     @property
     def by_batch(self) -> NamedSharding:
         """The first axis with the batch."""
-        return NamedSharding(self.mesh, PartitionSpec(BATCH))
+        return NamedSharding(self.mesh, PartitionSpec(self.batch))
 
     def placed(self, path: str, shape: tuple[int, ...]) -> Placed:
         """Where a leaf goes.
@@ -218,7 +232,7 @@ class Layout:
 
         - `path`: as `donation.leaf_path` tells it, from the state down, or `target` and down.
         """
-        leaf = _Leaf(path, shape, self.counts, self.batch_size)
+        leaf = _Leaf(path, shape, self.counts, self.batch_size, self.batch)
         rule = next(rule for rule in RULES if re.search(rule.pattern, path))
         spec: list[Split | None] = []
         copied: list[str] = []
@@ -261,7 +275,7 @@ class Layout:
             if isinstance(x, Stream):
                 return x
             free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
-            spec = PartitionSpec(BATCH, *free)
+            spec = PartitionSpec(self.batch, *free)
             return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
         return jax.tree.map(constrain, tree, is_leaf=lambda node: isinstance(node, Stream))
@@ -270,7 +284,7 @@ class Layout:
         """Inside a computation: arrays `[batch, ..., C]` lie with the batch and with the components."""
 
         def constrain(x: jax.Array) -> jax.Array:
-            spec = PartitionSpec(BATCH, *(None,) * (x.ndim - 2), (TENSOR,))
+            spec = PartitionSpec(self.batch, *(None,) * (x.ndim - 2), (TENSOR,))
             return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
         return jax.tree.map(constrain, tree)
