@@ -62,6 +62,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
         ("tms_5-2_published", "--repeats", "2", "--seconds", "0.5"),
     ),
+    "dispatch": Benchmark("dispatch.py", (), ("tms_5-2", "--updates", "10", "--rounds", "3")),
+    "whole run": Benchmark("whole_run.py"),
+    "toy memory": Benchmark("toy_memory.py", (), ("tms_5-2_published",)),
     "lm step": Benchmark("lm_step.py", (), ("--rounds", "1", "--seconds", "0.5")),
     "lm memory": Benchmark("lm_step.py", ("--memory",), ("--memory", "--rounds", "1")),
     "checkpoints": Benchmark(
