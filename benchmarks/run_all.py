@@ -57,7 +57,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "tms_5-2",
             "tms_40-10",
             _PEERS_40_10,
-            f"resid_mlp_1,{_AS_WIDE}",
+            "resid_mlp_1_published",
             f"resid_mlp_2,{_AS_WIDE}",
         ),
         ("tms_5-2_published", "--repeats", "2", "--seconds", "0.5"),
@@ -99,7 +99,7 @@ QUOTED: Mapping[str, Quoted] = {
     ),
     "tms_40-10": Quoted((524.0, 524.0), None, _PEERS_40_10, "200 a site, taken to be as TMS 5-2"),
     "resid_mlp_1": Quoted(
-        (141.0, 180.0), 776.0, f"resid_mlp_1,{_AS_WIDE}", "batch 2048, bfloat16 to float32"
+        (141.0, 180.0), 776.0, "resid_mlp_1_published", "batch 2048, bfloat16 to float32"
     ),
     "resid_mlp_2": Quoted((397.0, 397.0), None, f"resid_mlp_2,{_AS_WIDE}", ""),
     "resid_mlp_3": Quoted((16600.0, 16600.0), 7782.0, None, ""),

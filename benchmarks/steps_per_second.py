@@ -1,6 +1,6 @@
 """Steps per second of examples, with one update a dispatch and with many.
 
-    python benchmarks/steps_per_second.py tms_5-2 resid_mlp_1,data.batch_size=2048
+    python benchmarks/steps_per_second.py tms_5-2 resid_mlp_1_published
 
 Each figure is the median of repeats, with their range, in a process of its own. The target is as it was initialised:
 speed does not depend on how well it was trained. Evaluation, records and checkpoints are left out.

@@ -1,6 +1,6 @@
 """The memory of a toy's compiled step: what is carried, what is temporary, its largest arrays, and how it grows.
 
-    python benchmarks/toy_memory.py tms_5-2_published resid_mlp_1,data.batch_size=2048
+    python benchmarks/toy_memory.py tms_5-2_published resid_mlp_1_published
 
 MiB as the compiled step states them, which no machine's speed changes. `batch` and `components` are the temporary memory
 with twice the batch, and with twice the components at every site, over that without.
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 TOYS = (
     "tms_5-2_published",
     "tms_40-10",
-    "resid_mlp_1,data.batch_size=2048",
+    "resid_mlp_1_published",
     "resid_mlp_2,data.batch_size=2048",
 )
 
