@@ -28,6 +28,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from shapes import SHAPES
+
 HERE = Path(__file__).parent
 
 
@@ -40,31 +42,17 @@ class Benchmark:
     quick: tuple[str, ...] = ()
 
 
-# The peer's batch on ResidMLP.
-_AS_WIDE = "data.batch_size=2048"
-# TMS 40-10 with 200 components a site, otherwise as TMS 5-2; that the peer ran this batch is an assumption.
-_PEERS_40_10 = (
-    "tms_5-2_published,target.n_features=40,target.n_hidden=10,sites.linear1=200,sites.linear2=200"
-)
-
 # Named as `--only` names them.
 BENCHMARKS: Mapping[str, Benchmark] = {
     "start": Benchmark("start.py", (), ("--repeats", "1")),
     "steps": Benchmark(
         "steps_per_second.py",
-        (
-            "tms_5-2_published",
-            "tms_5-2",
-            "tms_40-10",
-            _PEERS_40_10,
-            "resid_mlp_1_published",
-            f"resid_mlp_2,{_AS_WIDE}",
-        ),
-        ("tms_5-2_published", "--repeats", "2", "--seconds", "0.5"),
+        (*SHAPES.values(), "tms_5-2", "tms_40-10", "resid_mlp_1"),
+        (SHAPES["tms_5-2"], "--repeats", "2", "--seconds", "0.5"),
     ),
     "dispatch": Benchmark("dispatch.py", (), ("tms_5-2", "--updates", "10", "--rounds", "3")),
     "whole run": Benchmark("whole_run.py"),
-    "toy memory": Benchmark("toy_memory.py", (), ("tms_5-2_published",)),
+    "toy memory": Benchmark("toy_memory.py", (), (SHAPES["tms_5-2"],)),
     "lm step": Benchmark("lm_step.py", (), ("--rounds", "1", "--seconds", "0.5")),
     "lm memory": Benchmark("lm_step.py", ("--memory",), ("--memory", "--rounds", "1")),
     "checkpoints": Benchmark(
@@ -81,28 +69,20 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 
 @dataclasses.dataclass(frozen=True)
 class Quoted:
-    """What the peer took for a step: milliseconds as `(least, most)`, MiB where it is known.
-
-    - `example`: which of ours has its batch, components and importance functions; None where that is not known.
-    """
+    """What the peer took for a step: milliseconds as `(least, most)`, MiB where it is known."""
 
     milliseconds: tuple[float, float]
     mib: float | None
-    example: str | None
     note: str
 
 
 # Two idle cores, x86-64, Linux, 24 GiB; the peer's own configurations, evaluation left out. As quoted, not measured here.
 QUOTED: Mapping[str, Quoted] = {
-    "tms_5-2": Quoted(
-        (31.0, 40.0), 586.0, "tms_5-2_published", "batch 4096, MLP of 16 a component"
-    ),
-    "tms_40-10": Quoted((524.0, 524.0), None, _PEERS_40_10, "200 a site, taken to be as TMS 5-2"),
-    "resid_mlp_1": Quoted(
-        (141.0, 180.0), 776.0, "resid_mlp_1_published", "batch 2048, bfloat16 to float32"
-    ),
-    "resid_mlp_2": Quoted((397.0, 397.0), None, f"resid_mlp_2,{_AS_WIDE}", ""),
-    "resid_mlp_3": Quoted((16600.0, 16600.0), 7782.0, None, ""),
+    "tms_5-2": Quoted((31.0, 40.0), 586.0, "batch 4096, MLP of 16 a component"),
+    "tms_40-10": Quoted((524.0, 524.0), None, "200 a site, taken to be as TMS 5-2"),
+    "resid_mlp_1": Quoted((141.0, 180.0), 776.0, "batch 2048, bfloat16 to float32"),
+    "resid_mlp_2": Quoted((397.0, 397.0), None, ""),
+    "resid_mlp_3": Quoted((16600.0, 16600.0), 7782.0, "500 a site"),
 }
 
 
@@ -240,7 +220,7 @@ def _beside_the_peer(rounds: Sequence[Any], peer: Mapping[str, Sequence[Any]]) -
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, quoted in QUOTED.items():
-        speeds = (list(one.get(quoted.example or "", {}).values()) for one in rounds)
+        speeds = (list(one.get(SHAPES[name], {}).values()) for one in rounds)
         many = [of[-1] for of in speeds if of]  # many updates a dispatch
         ours = [1000.0 / statistics.median(speed["per_second"]) for speed in many]
         theirs = [float(one["milliseconds"]) for one in peer.get(name, ())]

@@ -12,14 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import MIB, parse, print_table, run_arm
+from shapes import SHAPES
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-TOYS = (
-    "tms_5-2_published",
-    "tms_40-10",
-    "resid_mlp_1_published",
-    "resid_mlp_2,data.batch_size=2048",
-)
 
 
 def measure(example: str) -> dict[str, Any]:
@@ -59,7 +54,7 @@ def main() -> None:
     """Prints a table, or JSON."""
 
     def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("examples", nargs="*", default=[*TOYS])
+        parser.add_argument("examples", nargs="*", default=[*SHAPES.values()])
 
     arguments = parse(__doc__, {"measure": measure}, add)
     found = {

@@ -3,9 +3,10 @@
     python benchmarks/whole_run.py tms_5-2
 
 `evaluation` is the seconds that a run spends in the evaluations of its loop, and the share of all of its seconds, from start
-to finish, that those are; the first one compiles. `resume` is the seconds from the command, after a SIGTERM, to the first
+to finish, that those are; the first one compiles. `again` is that share of the same run in another process, which finds the
+executables of the first. `resume` is the seconds from the command, after a SIGTERM, to the first
 record that is new, which comes after at most `log_every` updates. The resumed run keeps its executables in a folder of its
-own, so the resume compiles nothing, as a second start of any run does; the other run keeps none. Both train their target.
+own, so the resume compiles nothing, as a second start of any run does. All runs train their target.
 """
 
 import argparse
@@ -24,13 +25,14 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 COMMAND = "import sys; from pd_eqx.cli import main; main()"
 
 
-def evaluation(example: str) -> dict[str, float]:
-    """Of a run from start to finish."""
+def evaluation(example: str, kept: str) -> dict[str, float]:
+    """Of a run from start to finish, with executables kept in a folder."""
     import jax
 
     from pd_eqx.runs import loop
     from pd_eqx.runs.assembly import Assembly
     from pd_eqx.runs.config_file import load_config
+    from pd_eqx.runs.executables import kept_executables
 
     seconds: list[float] = []
     made = Assembly.evaluation
@@ -51,8 +53,7 @@ def evaluation(example: str) -> dict[str, float]:
 
     Assembly.evaluation = timed_evaluation
     name, *overrides = example.split(",")
-    with scratch() as folder:
-        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    with scratch() as folder, kept_executables(Path(kept)):
         started = time.perf_counter()
         loop.train(load_config(EXAMPLES / f"{name}.yaml", overrides), folder / "run")
         whole = time.perf_counter() - started
@@ -112,15 +113,18 @@ def main() -> None:
         parser.add_argument("examples", nargs="*", default=["tms_5-2"])
 
     arguments = parse(__doc__, {"evaluation": evaluation, "resume": resume}, add)
-    found = {
-        example: run_arm(__file__, "evaluation", example=example)
-        | run_arm(__file__, "resume", example=example)
-        for example in arguments.examples
-    }
+    found: dict[str, dict[str, float]] = {}
+    for example in arguments.examples:
+        with scratch() as folder:
+            first, second = (
+                run_arm(__file__, "evaluation", example=example, kept=str(folder)) for _ in range(2)
+            )
+        found[example] = first | {"again": second["share"]}
+        found[example] |= run_arm(__file__, "resume", example=example)
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
-    columns = ("run", "evaluations", "first", "others", "share", "resume")
+    columns = ("run", "evaluations", "first", "others", "share", "again", "resume")
     print_table(["seconds", *columns], [[n, *(f[c] for c in columns)] for n, f in found.items()])
 
 
