@@ -68,6 +68,9 @@ def test_what_is_asked_is_what_the_arrays_say(opened: OpenedRun) -> None:
         (lambda run: run.ablate(INPUTS, {"liner1": [0]}), UnknownSiteError, "nearest .* 'linear1'"),
         (lambda run: run.ablate(INPUTS, {"linear1": [4]}), ValueError, "0 to 3, and no component 4"),
         (lambda run: run.masked_output(INPUTS, {"linear2": np.ones(4)}), ValueError, "must be 5"),
+        (lambda run: run.output(np.ones((4, 2))), ValueError, r"inputs of shape \[4, 2\] and type float32"),
+        (lambda run: run.causal_importances(1.0), ValueError, r"inputs of shape \[\]"),
+        (lambda run: run.component_activations(np.array(["a"])), ValueError, "no array of numbers"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked(
@@ -75,6 +78,14 @@ def test_what_cannot_be_asked(
 ) -> None:
     with pytest.raises(error, match=said):
         ask(opened)
+
+
+def test_whole_numbers_are_features_too(opened: OpenedRun) -> None:
+    ones = np.eye(3, dtype=np.int32)
+    np.testing.assert_array_equal(opened.output(ones), opened.output(ones.astype(np.float32)))
+    for site, found in opened.causal_importances(ones).lower.items():
+        as_floats = opened.causal_importances(ones.astype(np.float32)).lower[site]
+        np.testing.assert_array_equal(found, as_floats)
 
 
 def test_it_lies_where_it_was_asked_for(opened: OpenedRun, uninterrupted: Path) -> None:

@@ -6,9 +6,10 @@ their shapes agree.
 """
 
 import abc
+import contextlib
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,8 @@ class Opened(abc.ABC):
     - `decomposition`: the product.
 
     Inputs are what the target reads: features `[*lead, n_features]` or tokens `[batch, length]`.
+
+    **Errors:** `ValueError` from every answer for inputs that the target cannot read.
     """
 
     target: Target
@@ -41,15 +44,18 @@ class Opened(abc.ABC):
 
     def output(self, inputs: ArrayLike) -> Float[Array, "..."]:
         """The target's own output."""
-        return _output(self.target, jnp.asarray(inputs))
+        with _read(inputs) as array:
+            return _output(self.target, array)
 
     def causal_importances(self, inputs: ArrayLike) -> CausalImportances:
         """How much each component matters at each position, `[*lead, C]` by site."""
-        return _importances(self.target, self.decomposition, jnp.asarray(inputs))
+        with _read(inputs) as array:
+            return _importances(self.target, self.decomposition, array)
 
     def component_activations(self, inputs: ArrayLike) -> dict[str, Float[Array, "..."]]:
         """How much of each component the site's clean input holds, `x @ V [*lead, C]` by site."""
-        return _activations(self.target, self.decomposition, jnp.asarray(inputs))
+        with _read(inputs) as array:
+            return _activations(self.target, self.decomposition, array)
 
     def masked_output(
         self, inputs: ArrayLike, masks: Mapping[str, SiteMask | ArrayLike]
@@ -73,7 +79,8 @@ class Opened(abc.ABC):
                     f"components; its last axis must be {count}"
                 )
             chosen[site] = of_site
-        return _masked_output(self.target, self.decomposition, jnp.asarray(inputs), chosen)
+        with _read(inputs) as array:
+            return _masked_output(self.target, self.decomposition, array, chosen)
 
     def ablate(
         self, inputs: ArrayLike, components: Mapping[str, Sequence[int]]
@@ -99,7 +106,8 @@ class Opened(abc.ABC):
             kept = np.ones(count, np.float32)
             kept[np.asarray(numbers, np.int64)] = 0.0
             masks[site] = SiteMask(jnp.asarray(kept), delta=jnp.ones(()))
-        return _masked_output(self.target, self.decomposition, jnp.asarray(inputs), masks)
+        with _read(inputs) as array:
+            return _masked_output(self.target, self.decomposition, array, masks)
 
     def _count(self, site: str) -> int:
         counts = self.decomposition.components.counts
@@ -109,6 +117,22 @@ class Opened(abc.ABC):
                 f"site {site!r} is not decomposed; the nearest that is is {nearest!r}"
             )
         return counts[site]
+
+
+@contextlib.contextmanager
+def _read(inputs: ArrayLike) -> Generator[Array]:
+    """The inputs as an array; an error of a program that is traced with them is said of them."""
+    try:
+        found = jnp.asarray(inputs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the inputs are no array of numbers: {error}") from error
+    try:
+        yield found
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the target cannot read inputs of shape {list(found.shape)} and type {found.dtype}; features are "
+            f"[*lead, n_features], tokens integers [batch, length]. Where it failed: {error}"
+        ) from error
 
 
 @jax.jit

@@ -49,7 +49,9 @@ class TMS(Target):
 
     def __call__(self, inputs: Array, linear: LinearMap = frozen) -> Float[Array, "..."]:
         """See `Target.__call__`; inputs and outputs are `[*lead, n_features]`."""
-        x = inputs
+        # Integers would be taken for rows of an embedding.
+        counted = jnp.issubdtype(inputs.dtype, jnp.integer)
+        x = inputs.astype(self.bias.dtype) if counted else inputs
         for site, weight in self.weights().items():
             x = linear(site, x, weight)
         return jax.nn.relu(x + self.bias)
