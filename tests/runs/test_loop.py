@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -64,6 +65,14 @@ SHORT = (
 )
 
 
+def finished(run: OpenedRun, seconds: Callable[[], float]) -> dict[str, Any]:
+    """In place of `finish`, which takes long and is tested with the commands."""
+    del seconds
+    summary = {"steps": run.step, **read_json(run.directory.record)}
+    write_json(run.directory.summary, summary)
+    return summary
+
+
 def test_a_run_inside_another_program(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*arguments: Any) -> tuple[Any, ReuseReport]:
         result, report = measure_reuse(*arguments)
@@ -71,13 +80,8 @@ def test_a_run_inside_another_program(run_dir: Path, monkeypatch: pytest.MonkeyP
         missed = (Missed("a", 24, "copied"), Missed("training.mu", 40, "held elsewhere"))
         return result, ReuseReport(100, 36, missed)
 
-    def finished(run: OpenedRun, seconds: Callable[[], float]) -> dict[str, Any]:
-        summary = {"steps": run.step, **read_json(run.directory.record)}
-        write_json(run.directory.summary, summary)
-        return summary
-
     monkeypatch.setattr(loop, "measure_reuse", measured)
-    monkeypatch.setattr(loop, "finish", finished)  # it takes long, and is tested with the commands
+    monkeypatch.setattr(loop, "finish", finished)
     watching = Watching()
     config = small_config(*SHORT)
     outcome = train(config, run_dir, watcher=watching, trackers=[watching])
@@ -118,6 +122,26 @@ def test_a_run_inside_another_program(run_dir: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(RunDirectoryError, match="holds no whole target"):
         train(config, run_dir, watcher=watching)
     assert "started with jax 0.0.1" in watching.lines[-1]
+
+
+def test_after_the_first_update_the_loop_compiles_nothing(
+    run_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "finish", finished)
+    logged: list[int] = []
+
+    class Counting(Watching):
+        def advance(self, progress: Progress) -> None:
+            super().advance(progress)
+            logged.append(len(caplog.records))
+
+    watching = Counting()
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        train(small_config(*SHORT, "evaluation.every=3"), run_dir, watcher=watching)
+    messages = [record.getMessage() for record in caplog.records]
+    assert any("ompiling" in message for message in messages[: logged[0]]), "it would be seen"
+    assert watching.steps[0] < 3 <= watching.steps[-2], "an evaluation lies between"
+    assert [each for each in messages[logged[0] : logged[-1]] if "ompiling" in each] == []
 
 
 def test_a_site_that_the_target_lacks_is_refused_before_anything_is_trained(run_dir: Path) -> None:

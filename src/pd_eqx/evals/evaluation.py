@@ -66,6 +66,7 @@ class Evaluation:
 
     def __init__(self, settings: EvaluationSettings, layout: Layout | None = None) -> None:
         self.settings = settings
+        self._layout = layout
         # Numbers are whole on every device, so that each process can read them.
         whole = None if layout is None else layout.replicated
         batch_and_key = None if layout is None else (layout.by_batch, layout.replicated)
@@ -107,6 +108,28 @@ class Evaluation:
             found = attack(decomposition, target, batches, key, self.settings.n_batches, between)
             _merge(result.report, {"reconstruction": {attack.adversary.name: found}}, "report")
         return result
+
+    def compile(
+        self, decomposition: Any, target: Target, batches: BatchSource, key: PRNGKeyArray
+    ) -> None:
+        """Compiles what a call with such arguments needs, and draws a batch; the adversaries' programs excepted.
+
+        It may run in a thread of its own, beside other compilations.
+
+        **Arguments:**
+
+        - `decomposition`: its shapes, dtypes and places are enough.
+        """
+        self._product.lower(decomposition, target).compile()
+        inputs, key_metrics = self._draw(batches, key, 0)
+        measured = self._measure.lower(decomposition, target, inputs, key_metrics)
+        measured.compile()
+        place = None if self._layout is None else self._layout.replicated
+        pooled = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            measured.out_info,
+        )
+        self._combine.lower(pooled, pooled).compile()
 
     def measure_product(self, decomposition: Decomposition, target: Target) -> tuple[Any, ...]:
         """What the metrics of the decomposition alone measure; pure."""

@@ -17,6 +17,7 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +28,7 @@ import numpy as np
 from pd_eqx import processes
 from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.donation import ReuseReport, measure_reuse
+from pd_eqx.evals.evaluation import Evaluation
 from pd_eqx.runs.assembly import Assembly, assemble, warm_up
 from pd_eqx.runs.config import Config
 from pd_eqx.runs.config_file import dump_config, load_config, refuse_mismatch
@@ -271,7 +273,7 @@ class _Session:
     ) -> None:
         """From the latest whole step, or from none, to the end or to a signal."""
         self.watcher.say("compile")
-        step = assembly.compile(target)
+        step, evaluate = self._compiled(assembly, target)
         if latest is None:
             self.watcher.say("initialise")
             state = _initialise(assembly, target)
@@ -282,7 +284,28 @@ class _Session:
         with self.stop.holding():
             if latest is None:
                 self._save(store, 0, state, metrics)
-            self._loop(store, step, state, assembly, target, metrics)
+            self._loop(store, step, evaluate, state, assembly, target, metrics)
+
+    def _compiled(
+        self, assembly: Assembly, target: Target
+    ) -> tuple[jax.stages.Compiled, Evaluation]:
+        """The step, and at the same time the evaluation, which would else hold up the loop when it is first due."""
+        evaluate = assembly.evaluation(in_full=False)
+        every = self.config.evaluation.every, self.config.evaluation.figures_every
+        # Several processes may have to wait for each other as they compile, so each has one order.
+        if every == (None, None) or processes.count() > 1:
+            return assembly.compile(target), evaluate
+
+        def compile_evaluation() -> None:
+            product = assembly.abstract(target).decomposition
+            batches, key = assembly.evaluation_batches, assembly.keys.evaluation
+            evaluate.compile(product, target, batches, key)
+
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            evaluation = beside.submit(compile_evaluation)
+            step = assembly.compile(target)
+        evaluation.result()
+        return step, evaluate
 
     def _save(
         self, store: CheckpointStore, step: int, state: TrainState, metrics: MetricsFile | NoMetrics
@@ -296,6 +319,7 @@ class _Session:
         self,
         store: CheckpointStore,
         compiled: jax.stages.Compiled,
+        evaluate: Evaluation,
         state: TrainState,
         assembly: Assembly,
         target: Target,
@@ -304,7 +328,6 @@ class _Session:
         config = self.config
         assert self.saved is not None
         done = self.saved
-        evaluate = assembly.evaluation(in_full=False)
         pace = Pace(config.max_updates_per_dispatch)
         first = True
         n, stopping = self._agreed(pace, done)
