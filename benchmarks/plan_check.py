@@ -49,27 +49,36 @@ def _is_program(parameter: Any) -> bool:
     return hasattr(parameter, "eqns") or hasattr(parameter, "jaxpr")
 
 
-def measured(name: str, overrides: list[str]) -> dict[str, Any]:
-    """One example: planned, then run for one update and saved."""
+def assembled(name: str, overrides: list[str]) -> Any:
+    """An example as it would run, with random tokens for a corpus that is not here."""
     import dataclasses
 
+    from pd_eqx.runs.assembly import Unavailable, assemble
+    from pd_eqx.runs.config_file import load_config
+    from pd_eqx.runs.plan import StandIn
+
+    config = load_config(EXAMPLES / f"{name}.yaml", overrides)
+    assembly = assemble(config, needs_data=False)
+    if not isinstance(assembly.batches, Unavailable):
+        return assembly
+    data: Any = config.data
+    target: Any = assembly.abstract_target()
+    tokens = StandIn((data.batch_size, data.length), target.config.vocabulary)
+    return dataclasses.replace(assembly, batches=tokens)
+
+
+def measured(name: str, overrides: list[str]) -> dict[str, Any]:
+    """One example: planned, then run for one update and saved."""
     import jax
     import numpy as np
 
     from pd_eqx.checkpoint import CheckpointStore
     from pd_eqx.donation import buffer_bytes
-    from pd_eqx.runs.assembly import Unavailable, assemble
-    from pd_eqx.runs.config_file import load_config
-    from pd_eqx.runs.plan import StandIn, plan
+    from pd_eqx.runs.plan import plan
 
-    config = load_config(EXAMPLES / f"{name}.yaml", overrides)
-    planned = plan(config)
-    assembly = assemble(config, needs_data=False)
+    assembly = assembled(name, overrides)
+    planned = plan(assembly.config)
     abstract: Any = assembly.abstract_target()
-    if isinstance(assembly.batches, Unavailable):
-        data: Any = config.data
-        tokens = StandIn((data.batch_size, data.length), abstract.config.vocabulary)
-        assembly = dataclasses.replace(assembly, batches=tokens)
     drawn = np.random.default_rng(0)
     target = jax.tree.map(
         lambda leaf: jax.device_put(
@@ -119,18 +128,10 @@ def traced(name: str, overrides: list[str]) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from pd_eqx.runs.assembly import Unavailable, assemble
-    from pd_eqx.runs.config_file import load_config
-    from pd_eqx.runs.plan import StandIn
     from pd_eqx.step import make_train_step
 
-    config = load_config(EXAMPLES / f"{name}.yaml", overrides)
-    assembly = assemble(config, needs_data=False)
-    target: Any = assembly.abstract_target()
-    batches: Any = assembly.batches
-    if isinstance(batches, Unavailable):
-        data: Any = config.data
-        batches = StandIn((data.batch_size, data.length), target.config.vocabulary)
+    assembly = assembled(name, overrides)
+    config, target = assembly.config, assembly.abstract_target()
     step = make_train_step(
         config.build_objective(),
         config.optimizers.build(),
@@ -138,7 +139,13 @@ def traced(name: str, overrides: list[str]) -> dict[str, Any]:
         compute_dtype=config.build_compute_dtype(),
         layout=assembly.layout,
     )
-    arguments = assembly.abstract(target), target, batches, assembly.keys.train, np.int32(1)
+    arguments = (
+        assembly.abstract(target),
+        target,
+        assembly.batches,
+        assembly.keys.train,
+        np.int32(1),
+    )
     return {"products": products(jax.make_jaxpr(step)(*arguments).jaxpr)}
 
 

@@ -82,11 +82,13 @@ def _told(value: float) -> str:
     return f"{value:.1e}" if abs(value) < 1e-2 else f"{value:.4f}"
 
 
-def _superposition(features: int, mmcs: float, ml2r: tuple[float, float]) -> tuple[Check, ...]:
+def _superposition(
+    mmcs: float, ml2r: tuple[float, float], alive: int | None = None
+) -> tuple[Check, ...]:
     return (
         Check("mmcs", "geometry/linear?/mmcs", least=mmcs),
         Check("ml2r", "geometry/linear?/ml2r", *ml2r),
-        Check("alive", "alive/linear?", features, features),
+        Check("alive", "alive/linear?", *(() if alive is None else (alive, alive))),
     )
 
 
@@ -104,22 +106,22 @@ TOYS: Mapping[str, Toy] = {
     "tms_5-2": Toy(
         "mmcs 1.000, ml2r 0.993 ± 0.002",
         "mmcs ≥ 0.998, ml2r 0.97 to 1.03, 5 alive a site",
-        (Arm("tms_5-2", _superposition(5, 0.998, (0.97, 1.03))),),
+        (Arm("tms_5-2", _superposition(0.998, (0.97, 1.03), 5)),),
     ),
     "tms_40-10": Toy(
         "mmcs 1.000, ml2r 1.010 ± 0.007",
         "mmcs ≥ 0.997, ml2r 0.97 to 1.04, 40 alive a site",
-        (Arm("tms_40-10", _superposition(40, 0.997, (0.97, 1.04))),),
+        (Arm("tms_40-10", _superposition(0.997, (0.97, 1.04), 40)),),
     ),
     "tms_5-2_identity": Toy(
         "mmcs 1.000, ml2r 0.992 ± 0.010, 5 + 2 dense components",
         "as TMS 5-2, and 2 alive between with dense error 0 at 0.2",
-        (Arm("tms_5-2_identity", (*_superposition(5, 0.998, (0.97, 1.03)), *_between(2))),),
+        (Arm("tms_5-2_identity", (*_superposition(0.998, (0.97, 1.03), 5), *_between(2))),),
     ),
     "tms_40-10_identity": Toy(
         "mmcs 1.000, ml2r 1.031 ± 0.001, 40 + 10 dense components",
-        "mmcs ≥ 0.995, ml2r 0.95 to 1.05, 40 alive, and 10 between with dense error 0 at 0.2",
-        (Arm("tms_40-10_identity", (*_superposition(40, 0.995, (0.95, 1.05)), *_between(10))),),
+        "mmcs ≥ 0.995, ml2r 0.95 to 1.05, and 10 between with dense error 0 at 0.2",
+        (Arm("tms_40-10_identity", (*_superposition(0.995, (0.95, 1.05)), *_between(10))),),
     ),
     "resid_mlp_1": Toy(
         "one component a feature in W_in, 50 dense in W_out",

@@ -3,8 +3,8 @@
     python benchmarks/whole_run.py tms_5-2
 
 `evaluation` is the seconds that a run spends in the evaluations of its loop, and the share of all of its seconds, from start
-to finish, that those are; the first one compiles. `again` is that share of the same run in another process, which finds the
-executables of the first. `resume` is the seconds from the command, after a SIGTERM, to the first
+to finish, that those are; what they run was compiled beside the step. `again` is that share of the same run in another
+process, which finds the executables of the first. `resume` is the seconds from the command, after a SIGTERM, to the first
 record that is new, which comes after at most `log_every` updates. The resumed run keeps its executables in a folder of its
 own, so the resume compiles nothing, as a second start of any run does. All runs train their target.
 """
@@ -29,34 +29,28 @@ def evaluation(example: str, kept: str) -> dict[str, float]:
     """Of a run from start to finish, with executables kept in a folder."""
     import jax
 
+    from pd_eqx.evals.evaluation import Evaluation
     from pd_eqx.runs import loop
-    from pd_eqx.runs.assembly import Assembly
     from pd_eqx.runs.config_file import load_config
     from pd_eqx.runs.executables import kept_executables
 
     seconds: list[float] = []
-    made = Assembly.evaluation
+    evaluate = Evaluation.__call__
 
-    def timed_evaluation(self: Assembly, *, in_full: bool) -> Any:
-        evaluate = made(self, in_full=in_full)
-        if in_full:
-            return evaluate
+    def timed(self: Evaluation, *arguments: Any, **named: Any) -> Any:
+        jax.block_until_ready(arguments)
+        started = time.perf_counter()
+        result = evaluate(self, *arguments, **named)
+        seconds.append(time.perf_counter() - started)
+        return result
 
-        def timed(*arguments: Any) -> Any:
-            jax.block_until_ready(arguments)
-            started = time.perf_counter()
-            result = evaluate(*arguments)
-            seconds.append(time.perf_counter() - started)
-            return result
-
-        return timed
-
-    Assembly.evaluation = timed_evaluation
+    Evaluation.__call__ = timed
     name, *overrides = example.split(",")
     with scratch() as folder, kept_executables(Path(kept)):
         started = time.perf_counter()
         loop.train(load_config(EXAMPLES / f"{name}.yaml", overrides), folder / "run")
         whole = time.perf_counter() - started
+    *seconds, _ = seconds  # the last is that of the summary, after the loop
     return {
         "run": whole,
         "evaluations": len(seconds),
