@@ -87,7 +87,7 @@ def measured(name: str, overrides: list[str]) -> dict[str, Any]:
         abstract,
     )
     state = jax.block_until_ready(assembly.fresh(target))
-    found = {"state": buffer_bytes(state), "target": buffer_bytes(target)}
+    found: dict[str, float] = {"state": buffer_bytes(state), "target": buffer_bytes(target)}
     with scratch() as folder:
         with CheckpointStore(folder / "checkpoints") as store:
             store.save(0, state)

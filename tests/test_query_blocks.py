@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from pd_eqx.ci.attention import _mixed
+from pd_eqx.ci import attention
 from pd_eqx.query_blocks import by_query_blocks
-from pd_eqx.targets.transformer import _read
+from pd_eqx.targets import transformer
 
 BATCH, LENGTH, HEADS, D = 2, 11, 4, 6
 WHOLE = 1 << 30
@@ -27,7 +27,9 @@ def drawn(kv_heads: int, length: int = LENGTH, dtype: Any = jnp.float32) -> tupl
 
 
 @pytest.mark.parametrize("at_once", [1, 4, 10])
-@pytest.mark.parametrize(("attend", "kv_heads"), [(_read, 2), (_mixed, HEADS)])
+@pytest.mark.parametrize(
+    ("attend", "kv_heads"), [(transformer.attend, 2), (attention.attend, HEADS)]
+)
 def test_blocks_are_invisible(attend: Any, kv_heads: int, at_once: int) -> None:
     q, k, v, g = drawn(kv_heads)
 
@@ -45,10 +47,11 @@ def test_gradients_of_keys_are_summed_in_float32() -> None:
     q, k, v, g = drawn(2, length=256, dtype=jnp.bfloat16)
 
     def gradient(q: Array, k: Array, v: Array, g: Array, at_once: int) -> np.ndarray:
-        _, pull = jax.vjp(partial(by_query_blocks, _read, at_once=at_once), q, k, v)
+        _, pull = jax.vjp(partial(by_query_blocks, transformer.attend, at_once=at_once), q, k, v)
         return np.asarray(pull(g)[2], np.float32)
 
-    exact = gradient(*(x.astype(jnp.float32) for x in (q, k, v, g)), WHOLE)
+    wide = [x.astype(jnp.float32) for x in (q, k, v, g)]
+    exact = gradient(wide[0], wide[1], wide[2], wide[3], WHOLE)
 
     def error(at_once: int) -> float:
         found = gradient(q, k, v, g, at_once)
@@ -64,7 +67,7 @@ def test_probabilities_are_never_whole() -> None:
         shape = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
 
         def loss(q: Array, k: Array, v: Array) -> Array:
-            return jnp.sum(by_query_blocks(_read, q, k, v, at_once) ** 2)
+            return jnp.sum(by_query_blocks(transformer.attend, q, k, v, at_once) ** 2)
 
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(shape, shape, shape).compile()
         analysis = compiled.memory_analysis()

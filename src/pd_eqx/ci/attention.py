@@ -56,10 +56,11 @@ class Attention(eqx.Module):
         query = rotate((x @ self.query).reshape(heads), self.rotary_base)
         key = rotate((x @ self.key).reshape(heads), self.rotary_base)
         value = (x @ self.value).reshape(heads)
-        return by_query_blocks(_mixed, query, key, value).reshape(x.shape) @ self.output
+        return by_query_blocks(attend, query, key, value).reshape(x.shape) @ self.output
 
 
-def _mixed(query: Array, key: Array, value: Array, first: Array | int) -> Array:
+def attend(query: Array, key: Array, value: Array, first: Array | int) -> Array:
+    """What each query reads of all positions, `[*lead, T, heads, D]`, at least by float32 weights."""
     del first  # every position sees all
     wide = jnp.promote_types(query.dtype, jnp.float32)
     scores = jnp.einsum("...qhd,...khd->...hqk", query, key, preferred_element_type=wide)

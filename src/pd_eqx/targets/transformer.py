@@ -463,7 +463,7 @@ class Transformer(Target):
         x = self._normalise(weights.norms["attn"], x)
         outputs = {kind: apply(kind, x) for kind in self.config.qkv.matrices(self.config)}
         q, k, v = self._queries_keys_values(weights, outputs)
-        read = by_query_blocks(_read, q, k, v, self.queries_at_once)
+        read = by_query_blocks(attend, q, k, v, self.queries_at_once)
         return apply("attn.o", read.reshape(*x.shape[:-1], -1))
 
     def _queries_keys_values(
@@ -530,7 +530,7 @@ def init_transformer(
     )
 
 
-def _read(q: Array, k: Array, v: Array, first: Array | int) -> Array:
+def attend(q: Array, k: Array, v: Array, first: Array | int) -> Array:
     """What queries from position `first` on read of the positions that they see, `[*lead, T, heads, D]`."""
     probabilities = _in_groups(_probabilities(q, k, first), k.shape[-2], axis=-3)
     read = jnp.einsum("...hgts,...shd->...thgd", probabilities.astype(v.dtype), v)
