@@ -36,7 +36,7 @@ class Opened(abc.ABC):
 
     Inputs are what the target reads: features `[*lead, n_features]` or tokens `[batch, length]`.
 
-    **Errors:** `ValueError` from every answer for inputs that the target cannot read.
+    **Errors:** `ValueError` from every answer for inputs that the target cannot read, or masks of other positions.
     """
 
     target: Target
@@ -130,8 +130,8 @@ def _read(inputs: ArrayLike) -> Generator[Array]:
         yield found
     except (IndexError, TypeError, ValueError) as error:
         raise ValueError(
-            f"the target cannot read inputs of shape {list(found.shape)} and type {found.dtype}; features are "
-            f"[*lead, n_features], tokens integers [batch, length]. Where it failed: {error}"
+            f"the target fails on inputs of shape {list(found.shape)} and type {found.dtype}; features are "
+            f"[*lead, n_features], tokens integers [batch, length], and masks [C] or [*lead, C]. Where it failed: {error}"
         ) from error
 
 
