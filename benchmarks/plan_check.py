@@ -51,20 +51,10 @@ def _is_program(parameter: Any) -> bool:
 
 def assembled(name: str, overrides: list[str]) -> Any:
     """An example as it would run, with random tokens for a corpus that is not here."""
-    import dataclasses
-
-    from pd_eqx.runs.assembly import Unavailable, assemble
     from pd_eqx.runs.config_file import load_config
-    from pd_eqx.runs.plan import StandIn
+    from pd_eqx.runs.plan import assemble_without_data
 
-    config = load_config(EXAMPLES / f"{name}.yaml", overrides)
-    assembly = assemble(config, needs_data=False)
-    if not isinstance(assembly.batches, Unavailable):
-        return assembly
-    data: Any = config.data
-    target: Any = assembly.abstract_target()
-    tokens = StandIn((data.batch_size, data.length), target.config.vocabulary)
-    return dataclasses.replace(assembly, batches=tokens)
+    return assemble_without_data(load_config(EXAMPLES / f"{name}.yaml", overrides))
 
 
 def measured(name: str, overrides: list[str]) -> dict[str, Any]:

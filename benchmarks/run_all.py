@@ -3,6 +3,7 @@
     python benchmarks/run_all.py --into runs/benchmarks            # about an hour on two idle cores
     python benchmarks/run_all.py --into runs/benchmarks --quick    # small sizes: does everything run?
     python benchmarks/run_all.py --only start steps --rounds 3
+    python benchmarks/run_all.py --only "lm step" --add            # more rounds of what is there already
     python benchmarks/run_all.py --peer ./peer_step
 
 Every benchmark measures in fresh processes; a round runs each of them once, so that what else the machine does falls
@@ -48,7 +49,11 @@ _SHORT = tuple(shape for name, shape in SHAPES.items() if name != _LONG)
 
 # Named as `--only` names them.
 BENCHMARKS: Mapping[str, Benchmark] = {
-    "start": Benchmark("start.py", (), ("--repeats", "1")),
+    "start": Benchmark("start.py", ("tms_5-2", "tiny_lm"), ("--repeats", "1")),
+    # The model's `config.json` is fetched if it is not here.
+    "published model": Benchmark(
+        "start.py", ("smollm2_mlp", "--repeats", "1"), ("smollm2_mlp", "--repeats", "1")
+    ),
     "steps": Benchmark(
         "steps_per_second.py",
         (*_SHORT, "tms_5-2", "tms_40-10", "resid_mlp_1"),
@@ -102,6 +107,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="small sizes, one round")
     parser.add_argument("--only", nargs="+", choices=[*BENCHMARKS], default=[*BENCHMARKS])
+    parser.add_argument("--add", action="store_true", help="to the rounds that are there already")
     parser.add_argument("--peer", type=Path, help="a program that runs the peer's step")
     arguments = parser.parse_args()
     rounds = 1 if arguments.quick else arguments.rounds
@@ -109,6 +115,14 @@ def main() -> None:
     peer: dict[str, list[Any]] = {name: [] for name in QUOTED} if arguments.peer else {}
     failed: dict[str, str] = {}
     arguments.into.mkdir(parents=True, exist_ok=True)
+    if arguments.add:
+        try:
+            before = json.loads((arguments.into / "benchmarks.json").read_text())
+        except FileNotFoundError:
+            parser.error(f"--add: {arguments.into} holds no benchmarks.json yet")
+        rows = {**found, **before["found"]}
+        found = {name: rows[name] for name in BENCHMARKS if name in rows}  # in one order always
+        peer, failed = {**peer, **before["peer"]}, before["failed"]
     for number in range(rounds):
         for name in arguments.only:
             benchmark = BENCHMARKS[name]
@@ -116,7 +130,7 @@ def main() -> None:
             script = [sys.executable, str(HERE / benchmark.script), "--json", *chosen]
             _run(script, f"{name}, round {number + 1} of {rounds}", found[name], name, failed)
             write(arguments.into, found, peer, failed)
-        for name, theirs in peer.items():
+        for name, theirs in peer.items() if arguments.peer else ():
             command = [str(arguments.peer.absolute()), name]
             _run(command, f"the peer's {name}", theirs, f"peer {name}", failed)
             write(arguments.into, found, peer, failed)

@@ -1,9 +1,11 @@
 """How long it takes until something can begin: the command's help, the library's import, a compiled step.
 
     python benchmarks/start.py
+    python benchmarks/start.py tms_5-2 tiny_lm smollm2_mlp
 
 Seconds, each in a fresh process, which is what a person waits for; `processor` hardly depends on what else the machine
-does. `step` compiles the TMS 5-2 example's step, first with nothing kept and then as the second start of a run does.
+does. `step` compiles the step of each example that is named, first with nothing kept and then as the second start of a run
+does; of a published model its `config.json` is fetched if it is not here.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from typing import Any
 from harness import parse, print_table, run_arm, scratch
 
 HELP = "import sys; sys.argv = ['pd-eqx', '--help']; from pd_eqx.cli import main; main()"
-EXAMPLE = Path(__file__).parents[1] / "examples" / "tms_5-2.yaml"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def process(code: str) -> dict[str, float]:
@@ -33,26 +35,15 @@ def process(code: str) -> dict[str, float]:
     return {"wall": wall, "processor": spent}
 
 
-def step(kept: str) -> dict[str, float]:
-    """Compiles a step, or takes it from what is kept."""
-    import jax
-
-    from pd_eqx.runs.assembly import assemble
-    from pd_eqx.runs.config.target_base import TrainedTarget
+def step(example: str, kept: str) -> dict[str, float]:
+    """Traces and compiles an example's step from shapes alone, or takes it from what is kept."""
     from pd_eqx.runs.config_file import load_config
     from pd_eqx.runs.executables import kept_executables
+    from pd_eqx.runs.plan import assemble_without_data
 
     with kept_executables(Path(kept)):
-        config = load_config(EXAMPLE)
-        assembly = assemble(config)
-        assert isinstance(config.target, TrainedTarget), (
-            "a target of its own, without weights of others"
-        )
-        recipe = config.target.recipe()
-        target = jax.jit(
-            lambda key: recipe.target(*recipe.init(key)),
-            out_shardings=assembly.layout.replicated,
-        )(assembly.keys.target)
+        assembly = assemble_without_data(load_config(EXAMPLES / f"{example}.yaml"))
+        target = assembly.abstract_target()
         started, spent = time.perf_counter(), time.process_time()
         assembly.compile(target)
         return {"wall": time.perf_counter() - started, "processor": time.process_time() - spent}
@@ -65,6 +56,7 @@ def main() -> None:
     """Prints a table, or JSON."""
 
     def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("examples", nargs="*", default=["tms_5-2"], metavar="EXAMPLE")
         parser.add_argument("--repeats", type=int, default=3)
 
     arguments = parse(__doc__, ARMS, add)
@@ -77,9 +69,11 @@ def main() -> None:
     for _ in range(arguments.repeats):
         note("pd-eqx --help", process(HELP))
         note("import pd_eqx", process("import pd_eqx"))
-        with scratch() as folder:
-            for name in ("step, nothing kept", "step, second start"):
-                note(name, run_arm(__file__, "step", kept=str(folder)))
+        for example in arguments.examples:
+            with scratch() as folder:
+                for start in ("nothing kept", "second start"):
+                    took = run_arm(__file__, "step", example=example, kept=str(folder))
+                    note(f"step of {example}, {start}", took)
     medians = {
         name: {key: statistics.median(each[key] for each in of) for key in ("wall", "processor")}
         for name, of in found.items()

@@ -90,3 +90,12 @@ def test_what_fails_is_written_down_and_the_others_go_on(
     assert found["peer"] == {"tms_5-2": [{"milliseconds": 5}] * 2}
     assert list(found["failed"]) == ["bad"]
     assert "| good |  | 2 | 2 to 2 | 2 |" in (into / "benchmarks.md").read_text()
+
+    more = ["run_all.py", "--into", str(into), "--only", "good", "--rounds", "1", "--add"]
+    monkeypatch.setattr(sys, "argv", more)
+    with pytest.raises(SystemExit) as ended:
+        run_all.main()
+    assert ended.value.code == 1  # what failed before has still failed
+    found = json.loads((into / "benchmarks.json").read_text())
+    assert found["found"] == {"bad": [], "good": [[1, 3]] * 3}
+    assert found["peer"] == {"tms_5-2": [{"milliseconds": 5}] * 2}

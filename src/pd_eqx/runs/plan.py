@@ -20,8 +20,9 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from pd_eqx.donation import leaf_path
 from pd_eqx.hlo import Work, work_of
-from pd_eqx.runs.assembly import Unavailable, assemble
+from pd_eqx.runs.assembly import Assembly, Unavailable, assemble
 from pd_eqx.runs.config import Config
+from pd_eqx.runs.config.data import CorpusConfig
 from pd_eqx.sharding import MeshShape
 from pd_eqx.targets.transformer import Transformer
 
@@ -35,6 +36,21 @@ class StandIn(eqx.Module):
     def __call__(self, key: PRNGKeyArray, step: Int[Array, ""]) -> Int[Array, "batch length"]:
         """A batch."""
         return jax.random.randint(key, self.shape, 0, self.vocabulary, jnp.int32)
+
+
+def assemble_without_data(config: Config, mesh: MeshShape | None = None) -> Assembly:
+    """A run as `assemble` makes it; a corpus that is not here is stood in for by random tokens of its shape.
+
+    **Errors:** those of `assemble`, but for a missing corpus.
+    """
+    assembly = assemble(config, needs_data=False, mesh=mesh)
+    if not isinstance(assembly.batches, Unavailable):
+        return assembly
+    data, target = config.data, assembly.abstract_target()
+    assert isinstance(data, CorpusConfig)  # no other data is ever missing
+    assert isinstance(target, Transformer)  # nothing else reads a corpus
+    shape = (data.batch_size, data.length)
+    return dataclasses.replace(assembly, batches=StandIn(shape, target.config.vocabulary))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +117,8 @@ def plan(config: Config, mesh: MeshShape | None = None) -> Plan:
 
     **Errors:** those of `assemble`.
     """
-    assembly = assemble(config, needs_data=False, mesh=mesh)
+    assembly = assemble_without_data(config, mesh)
     target = assembly.abstract_target()
-    if isinstance(assembly.batches, Unavailable):
-        data: Any = config.data
-        shape = (data.batch_size, data.length)
-        assert isinstance(target, Transformer)  # nothing else reads a corpus
-        assembly = dataclasses.replace(assembly, batches=StandIn(shape, target.config.vocabulary))
     state = assembly.abstract(target)
     groups: dict[str, int] = defaultdict(int)
     by_batch = largest = checkpoint = copied = 0
