@@ -93,6 +93,20 @@ def test_every_number_of_updates_runs_on_one_executable(carrying: TrainStep) -> 
     assert carrying._cache_size() == compiled  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_an_update_is_traced_once_for_the_loop_and_the_shapes_of_its_metrics() -> None:
+    traced: list[str] = []
+
+    class Noted(Faithfulness):
+        def value(self, context: Context, key: PRNGKeyArray) -> Float[Array, ""]:
+            traced.append(self.name)
+            return super().value(context, key)
+
+    objective = Objective((Noted(),))
+    step = make_train_step(objective, toy.OPTIMIZERS, toy.TOTAL)
+    step.lower(toy.fresh(objective), toy.target(), toy.BATCHES, KEY, 1)
+    assert traced == ["faithfulness"]
+
+
 def test_no_update_changes_nothing(plain: TrainStep) -> None:
     state, _ = plain(toy.fresh(PLAIN), toy.target(), toy.BATCHES, KEY, 0)
     assert toy.bits(state) == toy.bits(toy.fresh(PLAIN))

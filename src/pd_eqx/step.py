@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
@@ -241,6 +240,9 @@ def make_train_step(
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
         return kept, metrics
 
+    # Traced once, for its metrics' shapes and for the loop: a transformer's takes seconds.
+    traced = jax.jit(update, inline=True)
+
     def run(
         state: TrainState,
         target: Target,
@@ -248,7 +250,7 @@ def make_train_step(
         key: PRNGKeyArray,
         n_updates: Int[Array, ""],
     ) -> tuple[TrainState, Metrics]:
-        shapes = eqx.filter_eval_shape(update, state, target, batches, key)[1]
+        shapes = jax.eval_shape(traced, state, target, batches, key)[1]
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
         def unfinished(carry: tuple[Array, TrainState, Metrics]) -> Array:
@@ -257,7 +259,7 @@ def make_train_step(
 
         def once(carry: tuple[Array, TrainState, Metrics]) -> tuple[Array, TrainState, Metrics]:
             done, state, _ = carry
-            state, metrics = update(state, target, batches, key)
+            state, metrics = traced(state, target, batches, key)
             return done + 1, state, metrics
 
         _, state, metrics = jax.lax.while_loop(unfinished, once, (jnp.int32(0), state, nothing))
