@@ -49,6 +49,7 @@ _SHORT = tuple(shape for name, shape in SHAPES.items() if name != _LONG)
 
 # Named as `--only` names them.
 BENCHMARKS: Mapping[str, Benchmark] = {
+    "floor": Benchmark("floor.py", (), (SHAPES["tms_5-2"],)),
     "start": Benchmark("start.py", ("tms_5-2", "tiny_lm"), ("--repeats", "1")),
     # The model's `config.json` is fetched if it is not here.
     "published model": Benchmark(
