@@ -22,23 +22,32 @@ Arms = Mapping[str, Callable[..., dict[str, Any]]]
 MIB = 1 << 20
 
 
-def run_arm(script: str, arm: str, flags: str = "", **arguments: Any) -> dict[str, Any]:
+def run_arm(script: str, arm: str, cores: int | None = None, **arguments: Any) -> dict[str, Any]:
     """The numbers of one arm, measured in a fresh process that has as many devices as `devices` says, or one.
 
     **Arguments:**
 
-    - `flags`: further ones for XLA.
+    - `cores`: how many of those at hand the process may use, by default all. XLA has a flag for its threads, but its
+      products and loops use them all the same.
     """
+    at_hand = sorted(os.sched_getaffinity(0))
     devices = arguments.get("devices", 1)
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {flags}".strip(),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         # Arenas keep what was freed and blur the high-water mark; a mapping of its own is given back at once.
         "MALLOC_MMAP_THRESHOLD_": str(1 << 17),
     }
     command = [sys.executable, script, "--arm", arm, "--with", json.dumps(arguments)]
-    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    ended = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, at_hand[:cores]),
+    )
     return json.loads(ended.stdout.splitlines()[-1])
 
 

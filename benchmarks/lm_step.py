@@ -34,7 +34,6 @@ GROWTH: dict[str, list[int]] = {
     "components": [32, 64, 128, 256],
     "depth": [1, 2, 4, 8],
 }
-ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
 def made(sizes: dict[str, int], terms: list[str], *, whole: bool) -> tuple[Any, Any]:
@@ -163,7 +162,9 @@ def speed(sizes: dict[str, int], terms: list[str], whole: bool, seconds: float) 
     }
 
 
-def by_term(arguments: Any, sizes: dict[str, int], flags: str) -> dict[str, dict[str, float]]:
+def by_term(
+    arguments: Any, sizes: dict[str, int], cores: int | None
+) -> dict[str, dict[str, float]]:
     """The medians over rounds, by the last term that is switched on."""
     arms: dict[str, dict[str, Any]] = {
         name: {"terms": list(TERMS[: index + 1]), "whole": False}
@@ -178,7 +179,7 @@ def by_term(arguments: Any, sizes: dict[str, int], flags: str) -> dict[str, dict
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for _ in range(arguments.rounds):
         for name, arm in arms.items():
-            found = run_arm(__file__, "speed", flags, sizes=sizes, **arm, seconds=arguments.seconds)
+            found = run_arm(__file__, "speed", cores, sizes=sizes, **arm, seconds=arguments.seconds)
             rounds[name].append(found)
     return {
         name: {key: statistics.median(found[key] for found in of_arm) for key in of_arm[0]}
@@ -186,13 +187,13 @@ def by_term(arguments: Any, sizes: dict[str, int], flags: str) -> dict[str, dict
     }
 
 
-def growth(sizes: dict[str, int], flags: str) -> list[dict[str, Any]]:
+def growth(sizes: dict[str, int], cores: int | None) -> list[dict[str, Any]]:
     """The compiled step's memory, one size changed at a time."""
     rows: list[dict[str, Any]] = []
     for size, values in GROWTH.items():
         for value in values:
             changed = {**sizes, size: value}
-            found = run_arm(__file__, "shape", flags, sizes=changed, terms=list(TERMS), whole=False)
+            found = run_arm(__file__, "shape", cores, sizes=changed, terms=list(TERMS), whole=False)
             rows.append({"size": size, "value": value, **found})
     return rows
 
@@ -205,16 +206,15 @@ def main() -> None:
         parser.add_argument("--whole", action="store_true", help="logits in parts against whole")
         parser.add_argument("--rounds", type=int, default=3)
         parser.add_argument("--seconds", type=float, default=3.0, help="how long an arm is timed")
-        parser.add_argument("--threads", type=int, choices=[0, 1], default=0, help="0 for all")
+        parser.add_argument("--cores", type=int, help="by default all that are at hand")
         for name, value in SIZES.items():
             parser.add_argument(f"--{name}", type=int, default=value)
 
     arguments = parse(__doc__, {"shape": shape, "speed": speed}, add)
     sizes = {name: getattr(arguments, name) for name in SIZES}
-    flags = ONE_THREAD if arguments.threads else ""
     tokens = sizes["batch"] * sizes["length"]
     if arguments.memory:
-        rows = growth(sizes, flags)
+        rows = growth(sizes, arguments.cores)
         if arguments.json:
             print(json.dumps({"sizes": sizes, "rows": rows}, indent=2))
             return
@@ -222,7 +222,7 @@ def main() -> None:
         order = ("size", "value", "temporary", "carried", "compile")
         print_table(head, [[row[key] for key in order] for row in rows])
         return
-    found = by_term(arguments, sizes, flags)
+    found = by_term(arguments, sizes, arguments.cores)
     if arguments.json:
         print(json.dumps({"sizes": sizes, "arms": found}, indent=2))
         return

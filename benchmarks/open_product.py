@@ -85,7 +85,7 @@ def main() -> None:
     arguments = parse(__doc__, {"write": write, "measure": measure}, add)
     rows: list[dict[str, Any]] = []
     with scratch() as folder:
-        common = {"mib": arguments.mib, "path": str(folder)}
+        common: dict[str, Any] = {"mib": arguments.mib, "path": str(folder)}
         product: int = run_arm(__file__, "write", **common)["product"]
         for way in WAYS:
             row: dict[str, Any] = {"way": way}

@@ -100,7 +100,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for devices in arguments.devices:
         with scratch() as folder:
-            common = {"mib": arguments.mib, "path": str(folder), "devices": devices}
+            common: dict[str, Any] = {"mib": arguments.mib, "path": str(folder), "devices": devices}
             run_arm(__file__, "write", **common)
             for way, forced in [("fresh", False), *((w, f) for f in (False, True) for w in WAYS)]:
                 found = run_arm(__file__, "measure", **common, way=way, forced=forced)
