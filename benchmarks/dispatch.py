@@ -11,12 +11,10 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from examples import config_of, untrained_target
 from harness import parse, print_table, run_arm
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def measure(example: str, updates: int, rounds: int) -> dict[str, float]:
@@ -25,20 +23,11 @@ def measure(example: str, updates: int, rounds: int) -> dict[str, float]:
     import numpy as np
 
     from pd_eqx.runs.assembly import assemble
-    from pd_eqx.runs.config.target_base import TrainedTarget
-    from pd_eqx.runs.config_file import load_config
     from pd_eqx.step import make_train_step
 
-    name, *overrides = example.split(",")
-    config = load_config(EXAMPLES / f"{name}.yaml", overrides)
+    config = config_of(example)
     assembly = assemble(config)
-    assert isinstance(config.target, TrainedTarget), (
-        "a target of its own, without weights of others"
-    )
-    recipe = config.target.recipe()
-    target = jax.jit(
-        lambda key: recipe.target(*recipe.init(key)), out_shardings=assembly.layout.replicated
-    )(assembly.keys.target)
+    target = untrained_target(assembly)
     inner = make_train_step(config.build_objective(), config.optimizers.build(), config.steps)
     rest = (target, assembly.batches, assembly.keys.train)
 

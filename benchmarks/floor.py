@@ -18,13 +18,11 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from examples import config_of
 from harness import parse, print_table, run_arm
 from shapes import SHAPES
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def best(work: Callable[[], Any], seconds: float = 2.0) -> float:
@@ -78,11 +76,9 @@ def rates() -> dict[str, float]:
 def step(example: str) -> dict[str, float]:
     """MFLOP of products and MiB that go in and out, of one update."""
     from pd_eqx.hlo import work_of
-    from pd_eqx.runs.config_file import load_config
     from pd_eqx.runs.plan import assemble_without_data
 
-    name, *overrides = example.split(",")
-    assembly = assemble_without_data(load_config(EXAMPLES / f"{name}.yaml", overrides))
+    assembly = assemble_without_data(config_of(example))
     compiled = assembly.lower(assembly.abstract_target()).compile()
     memory: Any = compiled.memory_analysis()
     moved = memory.argument_size_in_bytes + memory.output_size_in_bytes

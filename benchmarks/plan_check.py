@@ -13,12 +13,11 @@ seen it: what the compiler shares or drops is in that count and not in the plan'
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
+from examples import config_of
 from harness import MIB, Memory, parse, print_table, run_arm, scratch
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 NAMES = (
     *("tms_5-2", "tms_5-2_published", "tms_40-10", "resid_mlp_1", "resid_mlp_2", "resid_mlp_3"),
     *("modular_addition", "induction", "tiny_lm"),
@@ -49,24 +48,16 @@ def _is_program(parameter: Any) -> bool:
     return hasattr(parameter, "eqns") or hasattr(parameter, "jaxpr")
 
 
-def assembled(name: str, overrides: list[str]) -> Any:
-    """An example as it would run, with random tokens for a corpus that is not here."""
-    from pd_eqx.runs.config_file import load_config
-    from pd_eqx.runs.plan import assemble_without_data
-
-    return assemble_without_data(load_config(EXAMPLES / f"{name}.yaml", overrides))
-
-
-def measured(name: str, overrides: list[str]) -> dict[str, Any]:
+def measured(example: str) -> dict[str, Any]:
     """One example: planned, then run for one update and saved."""
     import jax
     import numpy as np
 
     from pd_eqx.checkpoint import CheckpointStore
     from pd_eqx.donation import buffer_bytes
-    from pd_eqx.runs.plan import plan
+    from pd_eqx.runs.plan import assemble_without_data, plan
 
-    assembly = assembled(name, overrides)
+    assembly = assemble_without_data(config_of(example))
     planned = plan(assembly.config)
     abstract: Any = assembly.abstract_target()
     drawn = np.random.default_rng(0)
@@ -113,14 +104,15 @@ def measured(name: str, overrides: list[str]) -> dict[str, Any]:
     return {"planned": of_plan, "measured": found}
 
 
-def traced(name: str, overrides: list[str]) -> dict[str, Any]:
+def traced(example: str) -> dict[str, Any]:
     """The products of one update of an example, by its traced program."""
     import jax
     import numpy as np
 
+    from pd_eqx.runs.plan import assemble_without_data
     from pd_eqx.step import make_train_step
 
-    assembly = assembled(name, overrides)
+    assembly = assemble_without_data(config_of(example))
     config, target = assembly.config, assembly.abstract_target()
     step = make_train_step(
         config.build_objective(),
@@ -149,9 +141,8 @@ def main() -> None:
     rows: list[list[Any]] = []
     everything: dict[str, Any] = {}
     for named in arguments.examples or NAMES:
-        name, *overrides = named.split(",")
-        found = run_arm(__file__, "measured", name=name, overrides=overrides)
-        found |= run_arm(__file__, "traced", name=name, overrides=overrides)
+        found = run_arm(__file__, "measured", example=named)
+        found |= run_arm(__file__, "traced", example=named)
         everything[named] = found
         said, is_so = found["planned"], found["measured"]
         kib = [

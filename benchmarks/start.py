@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from examples import config_of
 from harness import parse, print_table, run_arm, scratch
 
 HELP = "import sys; sys.argv = ['pd-eqx', '--help']; from pd_eqx.cli import main; main()"
-EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def process(code: str) -> dict[str, float]:
@@ -37,12 +37,11 @@ def process(code: str) -> dict[str, float]:
 
 def step(example: str, kept: str) -> dict[str, float]:
     """Traces and compiles an example's step from shapes alone, or takes it from what is kept."""
-    from pd_eqx.runs.config_file import load_config
     from pd_eqx.runs.executables import kept_executables
     from pd_eqx.runs.plan import assemble_without_data
 
     with kept_executables(Path(kept)):
-        assembly = assemble_without_data(load_config(EXAMPLES / f"{example}.yaml"))
+        assembly = assemble_without_data(config_of(example))
         target = assembly.abstract_target()
         started, spent = time.perf_counter(), time.process_time()
         assembly.compile(target)

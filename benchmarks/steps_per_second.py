@@ -13,10 +13,9 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+from examples import config_of, untrained_target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,19 +41,9 @@ def measure(example: str, updates: int, repeats: int, seconds: float) -> Speed:
     import numpy as np
 
     from pd_eqx.runs.assembly import assemble
-    from pd_eqx.runs.config.target_base import TrainedTarget
-    from pd_eqx.runs.config_file import load_config
 
-    name, *overrides = example.split(",")
-    config = load_config(EXAMPLES / f"{name}.yaml", overrides)
-    assembly = assemble(config)
-    assert isinstance(config.target, TrainedTarget), (
-        "a target of its own, without weights of others"
-    )
-    recipe = config.target.recipe()
-    target = jax.jit(
-        lambda key: recipe.target(*recipe.init(key)), out_shardings=assembly.layout.replicated
-    )(assembly.keys.target)
+    assembly = assemble(config_of(example))
+    target = untrained_target(assembly)
     started = time.perf_counter()
     step = assembly.compile(target)
     compile_seconds = time.perf_counter() - started

@@ -8,13 +8,11 @@ with twice the batch, and with twice the components at every site, over that wit
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
+from examples import config_of
 from harness import MIB, parse, print_table, run_arm
 from shapes import SHAPES
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def measure(example: str) -> dict[str, Any]:
@@ -23,14 +21,11 @@ def measure(example: str) -> dict[str, Any]:
 
     from pd_eqx.hlo import work_of
     from pd_eqx.runs.assembly import assemble
-    from pd_eqx.runs.config_file import load_config
 
-    name, *overrides = example.split(",")
-    path = EXAMPLES / f"{name}.yaml"
-    config = load_config(path, overrides)
+    config = config_of(example)
 
     def compiled(*more: str) -> Any:
-        assembly = assemble(load_config(path, [*overrides, *more]))
+        assembly = assemble(config_of(example, *more))
         return assembly.lower(assembly.abstract_target()).compile()
 
     def temporary(step: Any) -> float:

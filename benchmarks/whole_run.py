@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from examples import EXAMPLES, config_of
 from harness import parse, print_table, run_arm, scratch
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 COMMAND = "import sys; from pd_eqx.cli import main; main()"
 
 
@@ -31,7 +31,6 @@ def evaluation(example: str, kept: str) -> dict[str, float]:
 
     from pd_eqx.evals.evaluation import Evaluation
     from pd_eqx.runs import loop
-    from pd_eqx.runs.config_file import load_config
     from pd_eqx.runs.executables import kept_executables
 
     seconds: list[float] = []
@@ -45,10 +44,9 @@ def evaluation(example: str, kept: str) -> dict[str, float]:
         return result
 
     Evaluation.__call__ = timed
-    name, *overrides = example.split(",")
     with scratch() as folder, kept_executables(Path(kept)):
         started = time.perf_counter()
-        loop.train(load_config(EXAMPLES / f"{name}.yaml", overrides), folder / "run")
+        loop.train(config_of(example), folder / "run")
         whole = time.perf_counter() - started
     *seconds, _ = seconds  # the last is that of the summary, after the loop
     return {

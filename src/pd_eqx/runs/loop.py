@@ -28,7 +28,7 @@ import numpy as np
 from pd_eqx import processes
 from pd_eqx.checkpoint import CheckpointStore
 from pd_eqx.donation import ReuseReport, measure_reuse
-from pd_eqx.evals.evaluation import Result
+from pd_eqx.evals.evaluation import Evaluation
 from pd_eqx.runs.assembly import Assembly, assemble, warm_up
 from pd_eqx.runs.config import Config
 from pd_eqx.runs.config_file import dump_config, load_config, refuse_mismatch
@@ -273,43 +273,39 @@ class _Session:
     ) -> None:
         """From the latest whole step, or from none, to the end or to a signal."""
         self.watcher.say("compile")
-        with ThreadPoolExecutor(max_workers=1) as beside:
-            step, evaluate = self._compiled(assembly, target, beside)
+        step, evaluate = self._compiled(assembly, target)
+        if latest is None:
+            self.watcher.say("initialise")
+            state = _initialise(assembly, target)
+            self._pin_parent()
+        else:
+            self.watcher.say(f"resume from step {latest}")
+            state = store.restore(assembly.abstract(target), latest)
+        with self.stop.holding():
             if latest is None:
-                self.watcher.say("initialise")
-                state = _initialise(assembly, target)
-                self._pin_parent()
-            else:
-                self.watcher.say(f"resume from step {latest}")
-                state = store.restore(assembly.abstract(target), latest)
-            with self.stop.holding():
-                if latest is None:
-                    self._save(store, 0, state, metrics)
-                self._loop(store, step, evaluate, state, assembly, target, metrics)
+                self._save(store, 0, state, metrics)
+            self._loop(store, step, evaluate, state, assembly, target, metrics)
 
     def _compiled(
-        self, assembly: Assembly, target: Target, beside: ThreadPoolExecutor
-    ) -> tuple[jax.stages.Compiled, Callable[..., Result]]:
-        """The step, and the evaluation, which would else hold up the loop when it is first due.
-
-        The evaluation is begun once the step is traced: two that are traced at once take turns. Until it is due, nothing
-        waits for it.
-        """
+        self, assembly: Assembly, target: Target
+    ) -> tuple[jax.stages.Compiled, Evaluation]:
+        """The step, and at the same time the evaluation, which would else hold up the loop when it is first due."""
         evaluate = assembly.evaluation(in_full=False)
         every = self.config.evaluation.every, self.config.evaluation.figures_every
-        traced = assembly.lower(target)
         # Several processes may have to wait for each other as they compile, so each has one order.
         if every == (None, None) or processes.count() > 1:
-            return traced.compile(), evaluate
-        product = assembly.abstract(target).decomposition
-        batches, key = assembly.evaluation_batches, assembly.keys.evaluation
-        ready = beside.submit(evaluate.compile, product, target, batches, key)
+            return assembly.compile(target), evaluate
 
-        def evaluate_when_ready(*arguments: Any) -> Result:
-            ready.result()
-            return evaluate(*arguments)
+        def compile_evaluation() -> None:
+            product = assembly.abstract(target).decomposition
+            batches, key = assembly.evaluation_batches, assembly.keys.evaluation
+            evaluate.compile(product, target, batches, key)
 
-        return traced.compile(), evaluate_when_ready
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            evaluation = beside.submit(compile_evaluation)
+            step = assembly.compile(target)
+        evaluation.result()
+        return step, evaluate
 
     def _save(
         self, store: CheckpointStore, step: int, state: TrainState, metrics: MetricsFile | NoMetrics
@@ -323,7 +319,7 @@ class _Session:
         self,
         store: CheckpointStore,
         compiled: jax.stages.Compiled,
-        evaluate: Callable[..., Result],
+        evaluate: Evaluation,
         state: TrainState,
         assembly: Assembly,
         target: Target,
