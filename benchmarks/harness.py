@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,13 @@ def run_arm(script: str, arm: str, cores: int | None = None, **arguments: Any) -
 
     **Arguments:**
 
-    - `cores`: how many of those at hand the process may use, by default all. XLA has a flag for its threads, but its
-      products and loops use them all the same.
+    - `cores`: how many of those at hand the process may use, by default all; Linux only. XLA has a flag for its threads,
+      but its products and loops use them all the same.
     """
-    at_hand = sorted(os.sched_getaffinity(0))
+    pin = None
+    if cores is not None:
+        some = sorted(os.sched_getaffinity(0))[: max(1, cores)]
+        pin = partial(os.sched_setaffinity, 0, some)
     devices = arguments.get("devices", 1)
     environment = {
         **os.environ,
@@ -46,7 +50,7 @@ def run_arm(script: str, arm: str, cores: int | None = None, **arguments: Any) -
         stdout=subprocess.PIPE,
         check=True,
         text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, at_hand[:cores]),
+        preexec_fn=pin,
     )
     return json.loads(ended.stdout.splitlines()[-1])
 
